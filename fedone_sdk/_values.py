@@ -43,7 +43,7 @@ class Usage(Frozen):
     usd: Usd = Field(Decimal(0), json_schema_extra={"default": 0})
 
     def __add__(self, other: Usage) -> Usage:
-        if self is NOTHING:  # Every sum starts with NOTHING.
+        if self is NOTHING:  # The start value of every sum.
             return other
         return self._with(other, operator.add)
 
@@ -67,11 +67,11 @@ class Usage(Frozen):
 
     def exact(self) -> dict[str, int | str]:
         """Return JSON values without rounding: money is text, not a float."""
-        # Called in every commit: this is ten times faster than pydantic's dump.
+        # Called for every change of a run; ten times faster than pydantic's dump.
         return {**vars(self), "usd": str(self.usd)}
 
     def without_queries(self) -> Usage:
-        """Return the usage with 0 queries: evaluation is paid for, but not counted in queries."""
+        """Return the same costs with 0 queries: an evaluation costs money, but no queries."""
         return self.model_copy(update={"queries": 0}) if self.queries else self
 
 

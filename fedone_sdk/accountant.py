@@ -1,14 +1,14 @@
 """The epsilon of differential privacy for numbers that a device sends with Gaussian noise.
 
-k messages about the same data, with noise multipliers s_1 ... s_k, are together one Gaussian
-mechanism; its multiplier s follows from ``1 / s**2 = sum(1 / s_i**2)``. The library dp-accounting
-computes the exact epsilon of this mechanism (Balle and Wang, 2018).
+Several messages about the same data, with noise multipliers s_1, s_2, ..., are together one
+Gaussian mechanism. Its multiplier s follows from ``1 / s**2 = sum(1 / s_i**2)``. The library
+dp-accounting computes the exact epsilon of this mechanism (Balle and Wang, 2018).
 
-A device draws discrete Gaussian noise, with a standard deviation sigma of at least 1e8 grid steps.
-The probability of k steps is the probability of k under a rounded Gaussian, times a factor between
-``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded Gaussian reveals at
-most as much as a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most 7e-15, and
-values beyond have probability ``exp(-800)``. `_MARGIN` covers both effects for 1e8 numbers.
+A device draws discrete Gaussian noise: multiples of a small step. Its standard deviation sigma is
+at least 1e8 steps. The probability of k steps is the probability that a Gaussian is rounded to k,
+times a factor between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded
+Gaussian reveals no more than a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most
+7e-15. Values further away have probability ``exp(-800)``. `_MARGIN` covers both for 1e8 numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARGIN = 1e-6
 
 
 class GaussianAccountant:
-    """Computes the epsilon of discrete Gaussian noise on a fine grid, for a given delta."""
+    """Computes the epsilon of messages with discrete Gaussian noise, for a given delta."""
 
     def __init__(self, delta: float) -> None:
         with needs_extra("differential privacy", "privacy"):

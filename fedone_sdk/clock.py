@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 def _elapsed_s() -> float:
-    """Return monotonic seconds; on Linux they include the time of a suspended machine."""
+    """Return monotonic seconds; on Linux they also count while the machine is suspended."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -38,7 +38,7 @@ class SystemClock:
         self.set(time.time())
 
     def set(self, now: float) -> None:
-        """Set the time, seconds since the epoch, for example to the time of a shared store."""
+        """Set the time, seconds since the epoch, for example to that of a shared database."""
         self._start = now - _elapsed_s()
 
     def now(self) -> float:
@@ -49,7 +49,7 @@ class SystemClock:
 def wait_until_s(then: str, now: str | None) -> float | None:
     """Return the seconds between two HTTP dates, such as ``Retry-After`` and ``Date``.
 
-    Both dates are from the sender's clock. Returns None if a date is missing or invalid.
+    Both dates come from the sender's clock. Returns None if a date is missing or invalid.
     """
     try:
         until, at = [email.utils.parsedate_to_datetime(text or "") for text in (then, now)]

@@ -17,7 +17,7 @@ FedOneError
 │   │   └── FormBlocked        the model refuses all requests of one task; other tasks may continue
 │   │       └── LabelsNotShown answers rarely include the label words
 │   ├── BackendRefused     the model refused a request, because of its input or format
-│   └── LabelWordError     a label word is not one token of the model
+│   └── LabelWordError     a label word is not exactly one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
 ├── MessageError           a received message is malformed, or not from the aggregator
 │   └── RefusedBetween     a proxy refused a request with a 4xx status
@@ -121,7 +121,7 @@ def installing(extra: str) -> str:
 
 @contextmanager
 def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
-    """Raise `error` for an `OSError` of the body; its message begins with `what`."""
+    """Raise `error` in place of an `OSError` of the body; the message begins with `what`."""
     try:
         yield
     except OSError as exc:
@@ -142,11 +142,11 @@ class BudgetError(FedOneError):
 
 
 class BudgetExhausted(BudgetError):
-    """A reservation exceeds the cap.
+    """A reservation exceeds the cap. If a server refused it, all attributes are None.
 
     Attributes:
-        held: The amount that is spent or reserved.
-        asked: The amount of the reservation. All attributes are None for a refusal by a server.
+        held: The amount that was already spent or reserved.
+        asked: The amount of the refused reservation.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class BudgetExhausted(BudgetError):
 
 
 class UnknownLease(BudgetError):
-    """A lease (a reservation of budget) was never made, or is already settled."""
+    """A lease (a reservation of budget) does not exist, or is already settled."""
 
     def __init__(self, lease_id: str) -> None:
         self.lease_id = lease_id
@@ -179,7 +179,7 @@ class BackendError(FedOneError):
     The error's text has all details, for the operator of the model. Devices get only `summary`.
 
     Attributes:
-        summary: What happened, and how to fix it. It omits the next three attributes.
+        summary: What happened, and how to fix it, without `url`, `key_env` and `said`.
         url: The model's URL.
         key_env: The environment variable of the key, if the key is the problem.
         said: The message of the provider or of the network; it may repeat texts of the request.
@@ -236,9 +236,9 @@ class LabelsNotShown(FormBlocked):
 
 
 class BackendRefused(BackendError):
-    """The model refused a request: because of its input, or because of the format of all requests.
+    """The model refused a request, because of its input or because of its format.
 
-    `ModelClient` sends other requests to find out which of the two it is.
+    `ModelClient` sends a test request to find out whether other inputs are refused too.
     """
 
 
@@ -246,8 +246,8 @@ class LabelWordError(BackendError):
     """A label word is not exactly one token of the model.
 
     Attributes:
-        way_out: An alternative fix, for the message.
-        also: Errors of this class for the task's other label words.
+        way_out: What the user can do instead of choosing another word; empty for nothing.
+        also: The errors for the task's other label words.
     """
 
     def __init__(
@@ -265,14 +265,14 @@ class LabelWordError(BackendError):
         self.suggested = (*suggested,)
         hint = f" (did you mean {' or '.join(map(repr, suggested))}?)" if suggested else ""
         self._problem = (
-            f"label word {word!r} is {len(tokens)} tokens {tokens} for this model, "
-            f"it must be exactly one{hint}{way_out and '; or '}{way_out}"
+            f"label word {word!r} is {len(tokens)} tokens {tokens} for this model; "
+            f"it must be exactly one{hint}{way_out and ': choose another word, or '}{way_out}"
         )
         super().__init__("; ".join(self.problems))
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line for each word that is not one token."""
+        """One line for each label word that is not one token."""
         return (self._problem, *(line for other in self.also for line in other.problems))
 
 
@@ -281,7 +281,7 @@ class MessageError(FedOneError):
 
 
 class RefusedBetween(MessageError):
-    """A proxy refused a request with a 4xx status, and would refuse the same request again."""
+    """A proxy refused a request with a 4xx status; a repetition would be refused too."""
 
 
 class StoreUnavailable(FedOneError):
@@ -310,7 +310,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "assignment_expired": (409, "The assignment has ended; its place in the round was given up"),
     "renewal_refused": (409, "The assignment was renewed as often as the run allows"),
     "update_conflict": (409, "Another update was already accepted for this assignment"),
-    "model_mismatch": (409, "The update was scored by another model than the run uses"),
+    "model_mismatch": (409, "The update was scored with a model that the run does not use"),
     "lease_exhausted": (409, "The budget reserved for the assignment does not suffice"),
     "token_conflict": (409, "An enrolment token of this name exists"),
     "run_conflict": (409, "The run is not in a state that allows this"),

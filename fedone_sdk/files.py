@@ -59,13 +59,13 @@ def sync_path(path: Path) -> None:
 
 
 def lock_file(path: str | Path) -> int:
-    """Create a file and lock it until the returned descriptor is closed or the process ends.
+    """Create a file, and lock it until the returned descriptor is closed or the process ends.
 
     Raises:
         BlockingIOError: The file is locked already.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if sys.platform != "win32":  # Python has no such lock on Windows.
+    if sys.platform != "win32":  # Python's module for this lock exists only on Unix.
         import fcntl
 
         try:
@@ -79,8 +79,8 @@ def lock_file(path: str | Path) -> int:
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
-    Also overwrites deleted content with zeros, which only some builds do by default. Retries for
-    `timeout_s` seconds, because the first change to WAL ignores the busy timeout.
+    SQLite then also overwrites deleted content with zeros. The switch is tried again for
+    `timeout_s` seconds, because the first switch ignores SQLite's own busy timeout.
     """
     db.execute("PRAGMA secure_delete=ON")
     give_up = time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
-"""Imports at run time: the names of a package on their first use, and objects named in a file.
+"""Imports at run time: names of a package on first use, and functions named in configuration files.
 
-`load_object` executes the module of an object. Only names from local files are loaded, never from
-messages.
+`load_object` executes the module that it imports. It is therefore called only with names from local
+files, and never with names that another machine has sent.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
     """Return the callable that a name refers to.
 
     Args:
-        key: Key in the file, for errors.
+        key: The configuration key whose value is `name`, for errors.
         name: ``package.module:object``, or the name of an entry point.
-        folder: Folder of the file, searched for modules after installed packages. It stays in
+        folder: Folder of the file. It is searched after installed packages, and stays in
             ``sys.path``, because the object may import more modules later.
-        group: Group of the entry points; None allows no entry points.
+        group: Group of entry points; if None, `name` cannot be an entry point.
 
     Raises:
         SpecError: The object cannot be imported or is not callable.

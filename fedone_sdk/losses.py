@@ -1,4 +1,4 @@
-"""Losses and predictions from a model's answers, and the terms from which label biases are fitted.
+"""Losses and predictions from a model's answers, and statistics to which label biases are fitted.
 
 A label bias is added to the log-probability of a label. Pure Python, for devices without NumPy.
 """
@@ -14,7 +14,7 @@ __all__ = ["biased", "example_loss", "feedback", "label_loss", "predicted"]
 
 
 def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
-    """Return log-probabilities plus the task's bias; a label that was not written gets none."""
+    """Add the task's bias to log-probabilities, except to `LOG_ZERO` (a label not written)."""
     if task.bias is None:
         return log_probs
     return tuple(
@@ -24,7 +24,7 @@ def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
 
 
 def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
-    """Return the index of the likeliest label, with the bias; -1 if the model wrote no label."""
+    """Return the index of the likeliest label after the bias; -1 if the model wrote no label."""
     written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
     values = biased(task, log_probs)
     return max(written, key=lambda index: values[index], default=-1)
@@ -42,8 +42,8 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     """Return the training loss of one example.
 
     Returns:
-        ``cross_entropy``: nats, over the label words only: their probabilities are renormalised,
-        as the softmax over label logits in the paper's code does. ``brier``: the squared distance
+        ``cross_entropy``: nats. The probabilities of the label words are first divided by their
+        sum, like the softmax over label logits in the paper's code. ``brier``: the squared distance
         of these probabilities from the true label, 0 to 2 (Brier 1950). ``hinge``: the sum over the
         other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
         (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 if `predicted` is the true label, else 1.0.
@@ -60,28 +60,28 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     return log_total - values[target]
 
 
-def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> float:
-    """Return the loss of a model's answer (`row`) to an example, as the task's loss defines it.
+def example_loss(task: TaskSpec, answer: LogProbs | Score, example: Example) -> float:
+    """Return the loss of a model's answer to an example, as the task's loss defines it.
 
     Raises:
         DataError: The label is missing or unknown to the task.
     """
-    if isinstance(row, Score):
-        return 1.0 - row.value
+    if isinstance(answer, Score):
+        return 1.0 - answer.value
     if task.loss == "nll":
-        return -row[0]
+        return -answer[0]
     target = target_of(task, example)
     assert isinstance(target, int)
-    return label_loss(task, row, target)
+    return label_loss(task, answer, target)
 
 
-def feedback(task: TaskSpec, row: LogProbs | Score, example: Example) -> str:
+def feedback(task: TaskSpec, answer: LogProbs | Score, example: Example) -> str:
     """Return a sentence with the expected and the actual answer to an example."""
-    if isinstance(row, Score):
-        return row.feedback
+    if isinstance(answer, Score):
+        return answer.feedback
     if task.loss == "nll":
-        return f"expected {example[task.label_field]!r}, probability {math.exp(row[0]):.3f}"
-    target, values = target_of(task, example), biased(task, row)
+        return f"expected {example[task.label_field]!r}, probability {math.exp(answer[0]):.3f}"
+    target, values = target_of(task, example), biased(task, answer)
     best = max(range(len(values)), key=values.__getitem__)
     words = [word.strip() for word in task.label_words]
     assert isinstance(target, int)
@@ -89,14 +89,14 @@ def feedback(task: TaskSpec, row: LogProbs | Score, example: Example) -> str:
     return answered if best == target else f"expected {words[target]!r}, {answered}"
 
 
-# The terms of a label bias
+# Statistics for label biases
 
 MAX_CLASSES = 4
 """The largest number of labels for which a device reports a mean loss per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""The noise on a label probability is this many times the noise on a loss, both divided by their
-ranges. A larger number means less noise on the losses in the same message."""
+"""The noise on a label probability is this many times the noise on a loss, each divided by its
+range. A larger factor means less noise on the losses in the same message."""
 
 
 def sensitivity(num_prompts: int) -> float:
@@ -116,23 +116,23 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 
 
 def num_groups(num_labels: int, *, private: bool) -> int:
-    """Return the number of groups of examples whose losses are reported.
+    """Return the number of groups of examples; a device reports the mean loss of each group.
 
-    There is one group per class for up to `MAX_CLASSES` labels. For more labels there is one group
-    of all examples, and also for `private` devices, because noise on each class would hide a loss.
+    There is one group per class for up to `MAX_CLASSES` labels. For more labels, or with noise
+    (`private`), all examples are one group, because noise would hide the loss of a single class.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 
 
-def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
-    """Return one example's cross-entropy, and quantities for its derivatives by the label bias.
+def loss_terms(task: TaskSpec, log_probs: LogProbs, target: int) -> list[float]:
+    """Return one example's cross-entropy, and the terms of its derivatives by the label bias.
 
     Returns:
         Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,
         1 - sum_k p_k^2; the probability p_k of each label. The gradient is p minus the indicator of
         the true label.
     """
-    values = biased(task, row)
+    values = biased(task, log_probs)
     probabilities, log_total = _normalised(values)
     trace = 1.0 - math.fsum(value * value for value in probabilities)
     return [log_total - values[target], max(trace, 0.0), *probabilities]

@@ -11,14 +11,14 @@ from fedone_sdk.errors import SpecError
 __all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews", "metric_text"]
 
 MetricFunction = Callable[[Sequence[int], Sequence[int]], float]
-"""A user's ``metric(true, predicted)`` over label indices, in scikit-learn's order.
+"""A user's ``metric(true, predicted)``, with the arguments in scikit-learn's order.
 
-Indices are in the task's label order; a prediction is -1 if the model wrote no label.
+Both are lists of label indices in the task's order; -1 means that the model wrote no label.
 """
 
 
 def accuracy(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """Return the share of correct predictions, in [0, 1]; 0.0 without predictions."""
+    """Return the share of correct predictions, in [0, 1]; 0.0 if there are none."""
     return _num_right(predictions, targets) / len(targets) if len(targets) else 0.0
 
 
@@ -62,7 +62,7 @@ def evaluate(
     targets: Sequence[int],
     measure: MetricFunction | None = None,
 ) -> float:
-    """Return the value of a metric; `measure` is the function if `name` is a user's function.
+    """Return the value of a metric; `measure` is the function if `name` names a user's function.
 
     Raises:
         SpecError: The function is missing, failed, or returned no finite number.
@@ -72,7 +72,7 @@ def evaluate(
             raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
         return METRICS[name](predictions, targets)
     if measure is None:
-        raise SpecError(f"task.metric: {name}: its function was not passed")
+        raise SpecError(f"task.metric: {name}: the function was not passed to this call")
     try:
         value = float(measure(targets, predictions))
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""Scores of generated texts: the built-in score functions, and how a score function is called."""
+"""Scores of generated texts: the built-in score functions, and the call of a score function."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ async def graded(
 ) -> tuple[LogProbs | Score | None, ...]:
     """Return model answers, with scores in place of generated texts.
 
-    A synchronous function runs in threads. A text is None in the result if the function raised an
-    exception, took longer than `SCORE_TIMEOUT_S`, or returned a value outside [0, 1].
+    A score function without ``async`` runs in threads. A score is None if the function
+    raised an exception, took longer than `SCORE_TIMEOUT_S`, or returned a value outside [0, 1].
 
     Args:
-        task: The task, with the column of the expected answer.
+        task: The task; its `label_field` is the column of the expected answer.
         rows: Answers, one per example; None if the model failed.
         examples: The examples.
         score: The score function, for loss ``score``.
-        most_failed: Maximum share of texts without a score.
+        most_failed: Maximum share of texts whose score may be None.
 
     Raises:
         SpecError: The function is missing, or failed on a larger share of texts than `most_failed`.
-        BackendError: The function's model is unavailable.
-        BudgetError: A cap is reached.
+        BackendError: The model that the function calls, such as a judge, is unavailable.
+        BudgetError: The budget of that model is exhausted.
     """
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -94,7 +94,7 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
     except Exception as exc:
         only_this_text = type(exc) in (BackendError, BackendRefused)
         if isinstance(exc, (BackendError, BudgetError, ProblemError)) and not only_this_text:
-            raise  # The function's model is unavailable.
+            raise  # The model that the function calls is unavailable, or its budget is exhausted.
         late = f"no result in {SCORE_TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else ""
         reason = f"{type(exc).__name__}: {str(exc) or late}"
         raise SpecError(f"task.score: the score function failed with {reason}") from exc
@@ -121,7 +121,7 @@ def _words(text: str) -> list[str]:
 
 
 def exact_match(column: str) -> ScoreFunction:
-    """Score 1 if the answer is an expected text, apart from case and white space."""
+    """Score 1 if the answer equals an expected text, apart from case and white space."""
 
     def score(generated: str, example: Example) -> float:
         return float(_plain(generated) in map(_plain, _references(example, column)))
@@ -225,18 +225,18 @@ def json_fields(
 
     Args:
         column: The column with the expected object, as JSON or a mapping.
-        fields: The fields to compare; empty compares all fields of the expected object. Texts are
-            equal apart from case and white space, numbers by value.
-        schema: JSON Schema of the object, which constrains the model's output (`Query.schema`). An
-            object that violates its `type`, `enum`, `required`, `properties`, `items` or
-            ``additionalProperties: false`` scores 0; other keywords are not checked.
+        fields: The fields to compare; if empty, all fields of the expected object. Case and white
+            space of texts are ignored; numbers are compared by value.
+        schema: A JSON Schema that constrains the model's output (`Query.schema`). An object that
+            violates the schema's `type`, `enum`, `required`, `properties`, `items` or
+            ``additionalProperties: false`` scores 0. Other keywords are not checked.
     """
     form: TypeAdapter[Any] | None = None
     if schema is not None:
         try:
             form = TypeAdapter(_form(schema))
         except (KeyError, TypeError, AttributeError) as exc:
-            raise ValueError(f"schema: {exc}; its types are {', '.join(_TYPES)}") from None
+            raise ValueError(f"schema: {exc}; the known types are {', '.join(_TYPES)}") from None
 
     def score(generated: str, example: Example) -> Score:
         expected = example[column]
@@ -339,7 +339,7 @@ SCORES: dict[str, Callable[..., ScoreFunction]] = {
     make.__name__: make
     for make in (exact_match, contains, number, token_f1, rouge_l, json_fields, regex)
 }
-"""Built-in scores by name. Each is called with the column of the expected answer, and options."""
+"""Built-in scores by name. Each takes the column of the expected answer, and its options."""
 
 
 def built_in_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:

@@ -58,7 +58,7 @@ MAX_BIAS = 100.0
 Loss = Literal["cross_entropy", "brier", "hinge", "zero_one", "nll", "score"]
 
 LOG_ZERO = -1000.0
-"""Represents the logarithm of 0: a label that the model did not write."""
+"""Stands for the logarithm of 0, the log-probability of a label that the model did not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Score:
 
 
 ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score]]
-"""A user's ``score(generated, example)``; a returned number is taken as `Score.value`."""
+"""A user's ``score(generated, example)``; a returned number is the `Score.value`."""
 
 Role = Literal["system", "user", "assistant"]
 
@@ -98,7 +98,7 @@ Rendered = tuple[Part, ...]
 
 
 class Filling(NamedTuple):
-    """A prompt's slot texts and label words."""
+    """A prompt for a task with slots: one text per slot, and label words (empty: the task's)."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def _known_metric(name: str) -> str:
 
 _WHOLE_NUMBER = re.compile(r"-?\d+\.0")
 _MAX_CHARS = re.compile(r"(?:\.([1-9]\d{0,6}))?")
-"""The format of a template's field: the maximum number of its characters."""
+"""Matches the format of a template's field, which is its maximum number of characters."""
 
 LabelValue = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
@@ -199,7 +199,7 @@ class Description(Frozen):
 
     Attributes:
         text: Kind of example, a singular noun without an article: ``movie review``.
-        aspect: What the label tells about the text, a noun without an article: ``sentiment``.
+        aspect: What the label says about the text, a noun without an article: ``sentiment``.
         question: The question that the label answers. Null means "What is the ASPECT of the TEXT?".
     """
 
@@ -254,7 +254,7 @@ class TaskSpec(Frozen):
         max_tokens: Maximum length of a generated text for ``score``, tokens.
         score: The score function for loss ``score``: a name in `scores.SCORES`, an entry point of
             the group ``fedone.scores``, ``package.module:function``, or a name with options, such
-            as ``{number: {tolerance: 0.01}}``. A message cannot make the SDK import a function.
+            as ``{number: {tolerance: 0.01}}``. A function named in a message is never imported.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible.
     """
@@ -338,11 +338,11 @@ class TaskSpec(Frozen):
 
     @property
     def crc32(self) -> int:
-        """CRC-32 of the keys that affect a loss; a client compares it to check its own reading.
+        """CRC-32 of the keys that affect a loss, by which clients and servers compare a task.
 
         The bytes are, in this order: texts in UTF-8, each followed by a zero byte (loss, label
         column, template, slots, each label's value and word), and the biases as little-endian
-        float64. A chat has three templates: system, user and assistant, empty if null.
+        float64. A chat has three templates (system, user and assistant); a null is an empty text.
         """
         messages = self.chat and (self.chat.system, self.chat.user, self.chat.assistant)
         labels = (text for pair in self.labels.items() for text in pair)
@@ -364,10 +364,10 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop sequences: a generated text ends where the model begins another example.
+        """Stop sequences, at which a generated text ends because the model begins a new example.
 
-        The only one is the text before the template's first column, on a new line. A chat has none,
-        because chat models end their answers.
+        The only sequence is a line break and the text before the template's first column. A chat
+        has none, because chat models end their answers.
         """
         if self.loss != "score" or self.template is None:
             return ()
@@ -376,7 +376,7 @@ class TaskSpec(Frozen):
 
     @property
     def answer_schema(self) -> Mapping[str, Any] | None:
-        """The JSON Schema of generated texts: an option of the score ``json_fields``."""
+        """The JSON Schema of generated texts, if the score ``json_fields`` has one."""
         options = self.score if isinstance(self.score, dict) else {}
         schema = options.get("json_fields", {}).get("schema")
         return schema if isinstance(schema, dict) else None
@@ -412,13 +412,13 @@ class TaskSpec(Frozen):
 
 
 def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
-    """Return a prompt's texts by their names in the templates; the prompt "" empties all slots."""
+    """Return a prompt's texts by their names in the templates; the prompt "" empties every slot."""
     if not task.slots:
         return {"prompt": prompt if isinstance(prompt, str) else prompt.text}
     if isinstance(prompt, Filling):
         return dict(zip(task.slots, prompt.texts, strict=True))
     if prompt:
-        raise SpecError("task: names slots, so a prompt needs a text for each of them")
+        raise SpecError("task: has slots, so a prompt must have a text for each slot")
     return dict.fromkeys(task.slots, "")
 
 
@@ -445,7 +445,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # A line feed would separate the prompt from a text after it; here the message ends.
+            # A line feed at the end separates the prompt from a text after it; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
@@ -465,7 +465,7 @@ def pieces_of(template: str) -> tuple[tuple[str, str | None, int | None], ...]:
 
 
 def form_of(task: TaskSpec, prompt: TextPrompt = "") -> Rendered:
-    """Return an input of the task with a prompt and empty fields, for a backend's checks."""
+    """Return an input of the task with empty fields, with which a backend checks the task."""
     return render(task, prompt, dict.fromkeys(task.fields, ""))
 
 
@@ -514,8 +514,7 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 def label_index(task: TaskSpec, value: object) -> int | None:
     """Return the index of the label that a row's value means; None if it means no label.
 
-    A label with the same text is preferred. Otherwise a label with the same `label_key` is meant,
-    if there is only one.
+    The value means the label with the same text, or else the only label with the same `label_key`.
     """
     exact, alike = _label_indices(tuple(task.labels))
     return exact.get(str(value), alike.get(label_key(value)))

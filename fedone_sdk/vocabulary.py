@@ -30,7 +30,7 @@ MAX_PROPOSAL_CHARS = 400
 """Maximum length of a candidate that a device proposes, characters."""
 
 MAX_PROPOSALS = 2
-"""Maximum number of candidates that one device may propose in a run; other devices score them."""
+"""Maximum number of candidates that one device may propose in a run."""
 
 _MAX_NGRAM_CHARS = 200
 _MAX_SLOTS = 64
@@ -64,7 +64,7 @@ def special_token(text: str) -> str | None:
 
 def _check_plain(text: str) -> str:
     if token := special_token(text):
-        raise ValueError(f"has {token!r} of a chat template or tokeniser; it must be plain text")
+        raise ValueError(f"contains the special token {token!r}; it must be plain text")
     return text
 
 
@@ -74,11 +74,11 @@ Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS), AfterValidator(_ch
 SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
 
 Layout = tuple[tuple[int, int, int | None], ...]
-"""For each slot: the number of its positions and of its candidates, and the index of the blank."""
+"""Per slot: numbers of positions and candidates, and the index of the blank candidate, if any."""
 
 
 def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
-    """Return whether each row has one valid candidate index per position."""
+    """Whether each row is a prompt: one valid candidate index per position."""
     sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
     return all(
         len(row) == len(sizes) and min(row, default=0) >= 0 and all(map(operator.lt, row, sizes))
@@ -94,7 +94,7 @@ def _check_unique(candidates: tuple[str, ...]) -> tuple[str, ...]:
     first: dict[str, int] = {}
     for index, text in enumerate(candidates):
         if first.setdefault(text, index) != index:
-            raise ValueError(f"{text!r} is repeated, as number {first[text]} and {index}")
+            raise ValueError(f"{text!r} is repeated: candidates {first[text]} and {index}")
     return candidates
 
 
@@ -130,8 +130,8 @@ class Vocabulary(Frozen):
     Attributes:
         candidates: At least two unique texts, in index order, for every position; empty with slots,
             and for methods without a vocabulary. A prompt is the concatenation of one candidate per
-            position, so a word includes its leading space. One candidate may be blank (``""``): its
-            position has no token.
+            position, so a word includes its leading space. One candidate may be blank (``""``),
+            which leaves a position empty.
         slots: Slots in the order of the prompt.
     """
 
@@ -142,7 +142,7 @@ class Vocabulary(Frozen):
     @classmethod
     def _check_choice(cls, candidates: tuple[str, ...]) -> tuple[str, ...]:
         if len(candidates) == 1:
-            raise ValueError("there is nothing to choose: needs at least 2")
+            raise ValueError("there is nothing to choose: needs at least 2 candidates")
         return candidates
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class Vocabulary(Frozen):
         if len(set(names)) < len(names):
             raise ValueError("slots: two have the same name")
         if self.slots and all(len(slot.candidates) == 1 for slot in self.slots):
-            raise ValueError("slots: there is nothing to choose: one needs at least 2 candidates")
+            raise ValueError("slots: nothing to choose, because each has only one candidate")
         return self
 
     def __len__(self) -> int:
@@ -302,7 +302,7 @@ class ListVocabulary(Frozen):
 
     @property
     def blank(self) -> bool:
-        """Whether the candidates include the blank one."""
+        """Whether one of the candidates is blank."""
         return "" in self.candidates
 
 

@@ -37,10 +37,10 @@ Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
 
 
 class AnswerCache:
-    """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
+    """Stores the answer to each input by its key; equal inputs that are pending share one call.
 
     Inputs are equal if their texts (as shortened) and the query's scope, kind and label words are
-    equal. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
+    equal. A stored or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
     inputs are shared, but not stored. One instance serves one event loop at a time.
 
     With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, even
@@ -62,7 +62,7 @@ class AnswerCache:
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
 
     async def rows(self, keys: Sequence[bytes], fingerprint: str, ask: Ask) -> list[Answer]:
-        """Return the answer to each key: from memory, a pending equal input, the file or `ask`.
+        """Return the answer to each key: from memory, a pending call for it, the file, or `ask`.
 
         Raises:
             BackendBlocked: The file cannot be read or written. Paid answers stay in memory, and are
@@ -76,11 +76,11 @@ class AnswerCache:
             if mine := [key for key in unknown if key not in pending]:
                 known |= await self._ask_once(mine, fingerprint, ask)
             elif pending:
-                # `wait` and not `await`: a cancelled caller would cancel the call for all callers.
+                # Not `await`: a cancelled caller would then cancel the call for all callers.
                 await asyncio.wait(pending.values())
-                # A call is cancelled if its query is cancelled or exceeds a budget, because that
-                # query pays for the call. One of the waiting queries then calls again. So usage is
-                # reported to one caller only, and no query fails because of another query's budget.
+                # The query that made a call pays for it. If this query is cancelled or exceeds its
+                # budget, its call is cancelled, and one of the waiting queries makes a new call. So
+                # one caller gets the usage, and no query fails because of another query's budget.
                 done = {key: call for key, call in pending.items() if not call.cancelled()}
                 known |= {key: _as_known(call.result()) for key, call in done.items()}
         rows = []
@@ -133,7 +133,7 @@ class AnswerCache:
             for call in calls.values():
                 if not call.done():
                     call.set_exception(exc)
-                    call.exception()  # Marks the exception as retrieved: there may be no waiters.
+                    call.exception()  # asyncio would log an exception that nobody retrieves.
             raise
         finally:
             for key, call in calls.items():
@@ -178,9 +178,9 @@ def row_keys(
 
 
 class _AnswerFile:
-    """Answers by key in a SQLite file (WAL). One worker thread does all blocking work.
+    """Answers by key in a SQLite file. One worker thread does all blocking work.
 
-    Answers that arrive during a write are written in one transaction, with one `fsync`.
+    Answers that arrive during a write are written together in the next transaction.
     """
 
     def __init__(self, path: Path) -> None:
@@ -248,7 +248,7 @@ class _AnswerFile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # SQLite would create a file that all users can read, and answers may be generated text.
+    # SQLite would create a file that all users can read, and answers may contain private text.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     # From here on, only the worker thread uses the connection.
     db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
@@ -282,7 +282,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 def _dump(value: object) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # Lone surrogates are encoded here, and rejected by the model.
+    # Lone surrogates are encoded here; the backend rejects them later.
     return text.encode("utf-8", "surrogatepass")
 
 

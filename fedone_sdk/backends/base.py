@@ -1,4 +1,4 @@
-"""The interface of language models: a backend (adapter) answers queries."""
+"""The interface of language models: a backend (also called adapter) answers queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory; usually fewer are pending at once."""
+"""Maximum number of tokenised queries in memory, which is more than are usually pending."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -56,10 +56,10 @@ class Query:
         max_tokens: Maximum length of the generated text, in tokens (``text``).
         stop: A generated text ends before the first of these strings (``text``).
         schema: JSON Schema of the generated text, as JSON; empty for any text.
-        scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
-            answers are shared only within a scope. Otherwise a fast or free answer would reveal
+        scope: The run and, at a gateway, the device that asks; empty for other callers. Queries of
+            different scopes share no cached answers, because a fast or free answer would reveal
             that somebody else had asked about the same text.
-        payer: Budget that is charged for each request and retry. It does not affect equality.
+        payer: Budget that is charged for each request and retry; ignored in comparisons.
     """
 
     inputs: tuple[Rendered, ...]
@@ -75,7 +75,7 @@ class Query:
 
     @property
     def device(self) -> tuple[str, ...] | None:
-        """The scope, if it names a device of a gateway."""
+        """The scope, if it includes a device; None otherwise."""
         return self.scope if len(self.scope) > 1 else None
 
     def part(self, places: Sequence[int]) -> Query:
@@ -109,11 +109,11 @@ class Answer:
             0.0 for the label that the model wrote, `LOG_ZERO` for all others; ``counts``: how many
             answers wrote each label, then the number of all answers; ``reference``: one value for
             the whole reference text; ``text``: an empty tuple.
-        usage: Actual usage. Its ``queries`` are 0; the caller counts them.
-        cached: Number of inputs whose answer came from a cache.
+        usage: Actual usage, with 0 queries; the caller counts queries.
+        cached: Number of inputs whose answer came from the SDK's cache.
         cached_tokens: Prompt tokens of the usage that were in the provider's cache.
         texts: Per input, the generated text (``text``).
-        censored: Number of log-probabilities that are upper bounds: the API showed no value.
+        censored: Number of log-probabilities that are upper bounds because the API shows no value.
         model: The model version that the provider reports, if more specific than the fingerprint.
     """
 
@@ -156,7 +156,7 @@ class LLMBackend(ABC):
         metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
         samples: For a model that answers ``counts``: the number of answers per input from
             which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
-        local: Whether the model runs in this process at no cost; ``fedone plan`` may then time it.
+        local: Whether the model runs in this process for free; `fedone plan` may measure its speed.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
@@ -171,7 +171,7 @@ class LLMBackend(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifier of the exact model; scores of different fingerprints are not comparable."""
+        """Identifier of the exact model; scores from different fingerprints are not comparable."""
 
     @property
     def at_once(self) -> int:
@@ -183,8 +183,8 @@ class LLMBackend(ABC):
         """Answer one query with one request.
 
         The SDK's backends shorten an input that is too long: they cut the ends of its text fields,
-        the longest first. Prompts, template texts and masks stay whole. The log-probabilities are
-        float32 numbers, which devices receive unchanged.
+        the longest first. Prompts, template texts and masks stay whole. Log-probabilities are
+        rounded to float32, the precision in which a gateway sends them to devices.
 
         Raises:
             BackendError: An input does not fit the model, the model refused the query as a whole,
@@ -223,11 +223,11 @@ class LLMBackend(ABC):
             raise ValueError("a query needs one reference per input")
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`."""
+        """Return an upper bound on the usage of `batch_size` inputs, in the units of `bounds`."""
         return Usage(queries=1, requests=1)
 
     async def quote(self, query: Query) -> Usage:
-        """Upper bound on the usage of this query; at most its `worst_case`."""
+        """Return an upper bound on the usage of this query, at most the `worst_case`."""
         return self.worst_case(len(query.inputs), query.max_tokens)
 
     async def special_tokens(self, text: str) -> list[str]:
@@ -235,10 +235,10 @@ class LLMBackend(ABC):
         return []
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return what is left of each input that is too long, as a JSON value for its cache key.
+        """Return for each input a JSON value that identifies the shortened input in a cache.
 
-        Equal texts or token ids have equal values. The value is None if the input is sent as it is,
-        or if the fingerprint determines how it is shortened.
+        The value may be the shortened text or its token ids. It is None if the input is not
+        shortened, or if the fingerprint determines how inputs are shortened.
         """
         return (None,) * len(query.inputs)
 
@@ -248,7 +248,7 @@ class LLMBackend(ABC):
         return None
 
     def reset(self) -> None:  # noqa: B027 (optional)
-        """Forget recorded failures, because an operator has resolved them."""
+        """Forget recorded failures; called after an operator has resolved their cause."""
 
     async def aclose(self) -> None:  # noqa: B027 (optional)
         """Release the backend's resources."""
@@ -271,9 +271,9 @@ class Wrapper(LLMBackend):
     def __init__(self, inner: LLMBackend, **changes: Any) -> None:
         self.inner = inner
         self._changes = changes
-        self._describe()
+        self._copy_attributes()
 
-    def _describe(self) -> None:
+    def _copy_attributes(self) -> None:
         names = "bounds", "answers", "takes_schema", "max_inputs", "apart", "metered", "local"
         for name in names:
             setattr(self, name, getattr(self.inner, name))
@@ -298,7 +298,7 @@ class Wrapper(LLMBackend):
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         await self.inner.check(label_words, form)
-        self._describe()
+        self._copy_attributes()
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         return self.inner.worst_case(batch_size, max_tokens)
@@ -367,10 +367,10 @@ M = TypeVar("M")
 
 
 class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
-    """Base of the adapters to a model in this process, at no cost in money.
+    """Base of the adapters to a model in this process, which costs no money.
 
-    Threads of the backend load the model on the first call that needs it, and run it. The abstract
-    methods block.
+    The first call that needs the model loads it. The abstract methods may block, because they run
+    in the backend's own threads.
 
     Attributes:
         max_length: Maximum tokens per input, including special tokens and the model's answer.
@@ -470,5 +470,5 @@ def one_query(prompt_tokens: int, completion_tokens: int = 0, requests: int = 1)
 
 
 def float32(value: float) -> float:
-    """Return the nearest float32 number, which devices receive unchanged."""
+    """Return the nearest float32 number."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

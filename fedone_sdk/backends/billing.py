@@ -1,4 +1,4 @@
-"""Cost of requests: an upper bound is reserved before a request, and the bill is charged after."""
+"""Cost of requests: an upper bound is reserved first, and the actual cost is charged later."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedone_sdk.errors import BackendError, BudgetExhausted
 _log = structlog.get_logger(__name__)
 
 _MARGIN = 2
-"""Bounds are raised by this multiple of the largest surplus, because a later bill may be higher."""
+"""Bounds are raised by this multiple of the largest surplus so far (see `Surplus`)."""
 
 _MAX = 2**53
 
 
 class Surplus:
-    """The largest amount by which a provider has billed more than the backend's `quote`.
+    """The largest amount by which a provider has billed more than the upper bound (`quote`).
 
-    Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus of prompt
-    tokens and money is a share of the quote. The surplus of completion tokens is per input.
+    Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus is stored
+    as a share of the quote for prompt tokens and money, and per input for completion tokens.
     """
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class Billing:
         num_inputs: int,
         ask: Callable[[], Awaitable[Answer]],
     ) -> Answer:
-        """Send a request by `ask`, charge its cost, and return the answer with the cost.
+        """Reserve the bound, send a request by `ask`, charge its cost, and return the answer.
 
         Raises:
             BudgetExhausted: The bound does not fit a budget, and the request was not sent.
-            BackendError: The error of `ask`, with its cost.
+            BackendError: The error of `ask`, with the cost of the request.
         """
         worst = self.bound(quoted, num_inputs).without_queries()
         leases: list[Lease] = []
@@ -123,7 +123,7 @@ class Billing:
                 else:
                     settle(exc.usage)
                 raise
-            except BudgetExhausted:  # The backend's server refused before it called a model.
+            except BudgetExhausted:  # A server refused the request before it called a model.
                 settle(NOTHING)
                 raise
             usage = settle(answer.usage, answer.cached_tokens)

@@ -1,4 +1,4 @@
-"""Builds a backend from its spec."""
+"""Builds a backend from its keys in a configuration file (`BackendSpec`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_backend(
 ) -> ModelClient:
     """Build the adapter of a spec, and the client that sends queries to it.
 
-    `key` is the spec's key in RUN.yaml, for errors; `guard` and `watch` are for `ModelClient`.
+    `key` is the spec's key in RUN.yaml, for errors. `ModelClient` gets `guard` and `watch`.
     """
     folder = Path(folder)
     with _errors_of(key, "model"):

@@ -44,7 +44,7 @@ class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
     pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Per content: whether space (before, after) is stripped.
+    strips: tuple[tuple[bool, bool], ...]  # Per content: whether its (start, end) is stripped.
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -53,7 +53,7 @@ def is_chat(parts: Rendered) -> bool:
 
 
 def refuse_chat(parts: Rendered) -> None:
-    """Raise an error if an input is a chat, for masked models."""
+    """Raise an error if an input is a chat; called for masked models."""
     if is_chat(parts):
         raise BackendError(
             "the task is a chat, which this model does not support: a masked model answers at "
@@ -62,7 +62,7 @@ def refuse_chat(parts: Rendered) -> None:
 
 
 def refuse_mask(parts: Rendered) -> None:
-    """Raise an error if an input has a mask, for models that answer at the end."""
+    """Raise an error if an input has a mask; called for models that answer at the end."""
     if any(part.kind == "mask" for part in parts):
         raise BackendError(
             "the template has {mask}, but this model answers at the end: remove {mask} and the "
@@ -90,7 +90,7 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 
 def placeholder_chats(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return two chats of placeholders for `chat_frame`; the second has spaces around them."""
+    """Return two chats of placeholders; in the second, spaces surround each placeholder."""
     pairs = [*zip(roles, _placeholders(roles), strict=True)]
     bare = [{"role": role, "content": name} for role, name in pairs]
     return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
@@ -101,7 +101,7 @@ def chat_frame(
 ) -> ChatFrame:
     """Return the frame that a chat template makes for messages of these roles.
 
-    `bare` and `spaced` are the template's texts for `placeholder_chats`; `split` splits a text into
+    `bare` and `spaced` are the template's texts for `placeholder_chats`. `split` splits a text into
     special tokens and other text.
     """
     names = _placeholders(roles)

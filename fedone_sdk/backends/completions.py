@@ -1,4 +1,4 @@
-"""Label log-probabilities from shown tokens, from a written word, or from sampled answers."""
+"""Label log-probabilities from the tokens that an API shows, a written word or sampled answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST = 3
 """Number of answers sampled first; more follow if these differ (docs/benchmarks/sampled.md)."""
 
 _SMOOTHING = 0.5
-"""Added to each label's count: the estimate of Krichevsky and Trofimov (1981)."""
+"""Added to each label's count, as in the estimate of Krichevsky and Trofimov (1981)."""
 
 Counts = Sequence[float]
 """For each label the number of answers that wrote it, then the number of all answers."""
@@ -42,7 +42,7 @@ _First = Annotated[list[T], BeforeValidator(lambda positions: (positions or [])[
 
 
 def _joined(content: Any) -> Any:
-    # A content may be a list of parts; reasoning is a part of another type, and is left out.
+    # A content may be a list of parts. Parts with reasoning have another type, and are left out.
     if not isinstance(content, list):
         return content
     parts = [part for part in content if isinstance(part, dict)]
@@ -107,7 +107,7 @@ class Choice(BaseModel):
     def top(self) -> list[Token] | None:
         """Return the shown tokens of the first position, each once, most likely first.
 
-        Empty if the model wrote nothing; None if the model does not show tokens.
+        Returns an empty list if the model wrote nothing, and None if no tokens are shown.
         """
         shows = self.logprobs or _Shows()
         shown: list[_Shown | None] = []
@@ -122,8 +122,8 @@ class Choice(BaseModel):
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
     """Return the tokens, the likeliest first, each once."""
-    # Entries with equal bytes are one token. Without bytes, two tokens may have the same text; they
-    # then differ in their log-probability.
+    # Entries with equal bytes are one token. Without bytes, entries with the same text are one
+    # token if their log-probabilities differ by less than `_SAME`.
     last: dict[str, float] = {}
     tokens = []
     rows = [row for row in shown if row is not None and row.token is not None]
@@ -139,7 +139,7 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
 
 
 def version_of(model: str | None, fingerprint: str | None) -> str | None:
-    """Join a reported model and the ``system_fingerprint`` of its server."""
+    """Return the reported model, followed by the ``system_fingerprint`` if there is one."""
     return f"{model or ''}{SERVED_BY}{fingerprint})" if fingerprint else model
 
 
@@ -174,7 +174,7 @@ def spelling(text: str) -> str:
 
 
 def token_spellings(token: str) -> set[str]:
-    """Return the spellings (`spelling`) of a label word that equals this token."""
+    """Return each value of `spelling` that a label word equal to this token can have."""
     return {spelling(token), spelling(token).casefold()}
 
 
@@ -200,7 +200,7 @@ def label_log_probs(
 ) -> tuple[tuple[float, ...], int]:
     """Return the labels' log-probabilities in nats, and the number of upper bounds among them.
 
-    Shown probabilities that add up to more than 1 raise `ValueError`.
+    Raises `ValueError` if the shown probabilities add up to more than 1.
     """
     # The last token may be the generated token, shown in addition to the most likely ones.
     last = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
@@ -208,7 +208,7 @@ def label_log_probs(
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    # An excess over 1 measures the rounding error. `_ROUNDING` avoids the logarithm of 0.
+    # The remaining probability, plus the rounding error: the excess over 1, at least `_ROUNDING`.
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
@@ -267,13 +267,13 @@ async def sampled(
     at_once: Callable[[], int],
     ask: Callable[[Query], Awaitable[Answer]],
 ) -> Answer:
-    """Answer a query for ``labels`` by estimates from sampled answers; the result has no usage.
+    """Estimate the label log-probabilities of a query from sampled answers; usage stays empty.
 
     Args:
         query: The query.
         samples: Number of answers to an input whose first answers differ.
         at_once: Returns the maximum number of answers per request.
-        ask: Sends one request of kind ``counts``.
+        ask: Sends one request of kind ``counts``, and counts its usage.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None

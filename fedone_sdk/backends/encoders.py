@@ -1,4 +1,4 @@
-"""Encoders, which turn a rendered input into token ids and shorten it to the model's limit."""
+"""Encoders, which shorten a rendered input to the model's limit and turn it into token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "Encoding", "read_max_lengt
 
 
 class Cloze(NamedTuple):
-    """Token ids of a masked model's input, and the mask's place."""
+    """Token ids of a masked model's input, and the index of the mask among them."""
 
     ids: list[int]
     mask_index: int
@@ -42,25 +42,25 @@ class Encoding(NamedTuple):
 
 
 class _Encoder:
-    # A text before continuations, because some tokenisers treat the start of a text differently.
+    # Put before a continuation, because some tokenisers treat the start of a text differently.
     _anchor = ""
-    # Whether label words may have several tokens, and the advice in the error if they may not.
+    # Whether label words may have several tokens; if not, the error for such a word has the advice.
     _multi_token, _advice = False, ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
         self._max_length = max_length
         self._read_special_tokens(tokenizer_file)
-        # "<mask>" in a user's text is plain text.
+        # Tokenises "<mask>" in a user's text as plain text.
         self._tokenizer.encode_special_tokens = True
-        # This class inserts special tokens by their ids. The post-processor only makes offsets
-        # include spaces, which `fit_fields` needs.
+        # `fit_fields` needs offsets that include spaces. The usual post-processor, which inserts
+        # special tokens, is replaced: this class inserts them by their ids.
         from tokenizers.processors import ByteLevel
 
         self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
     def _read_special_tokens(self, tokenizer_file: Path) -> None:
-        """Read the special tokens while the tokeniser still inserts them."""
+        """Read the special tokens; called before the post-processor is replaced."""
         raise NotImplementedError
 
     def special_names(self, text: str) -> list[str]:
@@ -120,7 +120,7 @@ class _Encoder:
         sections = [parts[before + 1 : after] for before, after in pairs]
         encodings: list[Any] = []
 
-        def offsets(sections: Sequence[Rendered]) -> list[Sequence[Span]]:
+        def spans_of(sections: Sequence[Rendered]) -> list[Sequence[Span]]:
             texts = ["".join(part.text for part in section) for section in sections]
             # The mask token removes the space before it, as it did in the model's training.
             for at in before_masks:
@@ -129,9 +129,9 @@ class _Encoder:
             return [encoding.offsets for encoding in encodings]
 
         max_tokens = self._max_length - len(special) - num_extra
-        limit = f"the model takes {max_tokens} tokens besides special tokens and the answer"
+        limit = f"the model takes {max_tokens}, besides special tokens and the answer"
         chars = self._max_length * CHARS_PER_TOKEN
-        tokens.fit_fields(sections, max_tokens, offsets, chars=chars, limit=limit)
+        tokens.fit_fields(sections, max_tokens, spans_of, chars=chars, limit=limit)
         ids = list(encodings[0].ids)
         for special_id, encoding in zip(special_ids, encodings[1:], strict=True):
             ids += [special_id, *encoding.ids]
@@ -141,8 +141,8 @@ class _Encoder:
 class ClozeEncoder(_Encoder):
     """Encodes inputs of masked language models of the RoBERTa family.
 
-    An input that is too long is shortened at the ends of its text fields, the longest first. Names
-    of special tokens in a text are plain text.
+    If an input is too long, the ends of its text fields are cut, the longest field first. Names of
+    special tokens in a text are tokenised as plain text.
     """
 
     pad_id: int
@@ -169,8 +169,8 @@ class ClozeEncoder(_Encoder):
 class CausalEncoder(_Encoder):
     """Encodes inputs of causal language models, which answer at the end.
 
-    An input is shortened like an input of `ClozeEncoder`. It begins with the tokeniser's start
-    tokens, if there are any. A chat has a frame instead: the chat template's text around messages.
+    An input is shortened as in `ClozeEncoder`. A chat is put into its frame, the text of the chat
+    template around messages. Other inputs begin with the tokeniser's start tokens, if any.
     """
 
     frames: dict[tuple[str, ...], chat.ChatFrame]  # The keys are the roles of the messages.
@@ -196,7 +196,7 @@ class CausalEncoder(_Encoder):
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-        # The tokeniser puts special tokens before a text, and perhaps after it.
+        # The start tokens are those that the tokeniser puts before a text; others may follow it.
         plain, framed = ids("a"), ids("a", special=True)
         starts = [at for at in range(len(framed)) if framed[at : at + len(plain)] == plain]
         if not plain or not starts:
@@ -242,7 +242,7 @@ class CausalEncoder(_Encoder):
         return chat.answer_words(label_words, self.framed(before))
 
     def endings(self, query: Query) -> list[list[list[int]]]:
-        """Return per input the token ids of each text to score: label words, or a reference."""
+        """Return per input the token ids of the texts to score: label words or a reference."""
         if query.want != "reference":
             return [self.label_ids(query.label_words, query.inputs[0])] * len(query.inputs)
         endings = [[self.continuation(text)] for text in query.references]
@@ -255,7 +255,7 @@ class CausalEncoder(_Encoder):
         return endings
 
     def encode_for_text(self, query: Query) -> list[list[int]]:
-        """Return the token ids of each input of a query for ``text``, with room for the text."""
+        """Return the token ids of each input, which leave room for the text to generate."""
         if not 0 < query.max_tokens < self._max_length:
             raise BackendError(
                 f"max_tokens must be from 1 to {self._max_length - 1} for this model, "
@@ -264,7 +264,7 @@ class CausalEncoder(_Encoder):
         return [self.encode(parts, reserve=query.max_tokens) for parts in query.inputs]
 
     def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
-        """Tokenise an input, and shorten its fields until it and `reserve` tokens fit."""
+        """Tokenise an input, and shorten its fields until the input plus `reserve` tokens fit."""
         chat.refuse_mask(parts)
         # The frame of a chat includes the start token, if the model has one.
         start = [] if chat.is_chat(parts) else self._start
@@ -279,7 +279,7 @@ class CausalEncoder(_Encoder):
 
 
 def read_max_length(folder: Path, *, causal: bool = False) -> int:
-    """Return the maximum tokens per input of a causal model, or a model of the RoBERTa family."""
+    """Return the maximum number of tokens per input, from the files of a model."""
     limits: list[int] = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
     if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"
@@ -299,7 +299,7 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no such file."""
+    """Return the object in a JSON file, or {} if there is no such file."""
     if not file.is_file():
         return {}
     try:

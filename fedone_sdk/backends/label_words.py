@@ -1,4 +1,4 @@
-"""Checks of label words: whether a model supports them, and whether its answers show them."""
+"""Checks of label words: does a model support them, and do its answers contain them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_WATCHED = 64
 _MAX_PER_DEVICE = NUM_WATCHED // 4
 _MAJORITY = NUM_WATCHED // 2
 _FEW = 8  # A warning is logged after this many answers if none of them has a label word.
-_MAX_SETS = 256  # Callers of a gateway may use different label words.
+_MAX_SETS = 256  # Sets of label words in memory; callers of a gateway may use different ones.
 _MAX_NAMED = 5
 # An error names a token, or the beginning of a written answer, only if this many answers have it.
 # A rarer text could repeat a word of one private input.
@@ -67,7 +67,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the supported words, each in one spelling, without words in `apart_from`."""
+    """Return the supported words, each in its first valid spelling, and none of `apart_from`."""
     taken = {word.strip().casefold() for word in apart_from}
     valid = []
     for word in dict.fromkeys(words):
@@ -96,7 +96,7 @@ async def usable_vocabulary(
 ) -> Vocabulary:
     """Drop the built-in candidates of the slot ``labels`` that a model does not support.
 
-    User-defined candidates are kept; a run with unsupported ones is refused at its start.
+    User-defined candidates are kept; a run with unsupported candidates is refused at its start.
     """
     shipped = any(
         isinstance(source, label_sets.LabelsSource) and not source.sets
@@ -122,15 +122,15 @@ class _Count:
 
     answers: int = 0
     unseen: int = 0  # Answers without any of the label words.
-    beginnings: Counter[str] = field(default_factory=Counter)  # First words of unseen answers.
+    beginnings: Counter[str] = field(default_factory=Counter)  # Their first words.
     seen: Counter[str] = field(default_factory=Counter)  # Number of answers with each label word.
-    # Number of answers with a token that is only the beginning of a label word.
+    # For each label word, the number of answers with a token that is only its beginning.
     prefixed: Counter[str] = field(default_factory=Counter)
     devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     @property
     def split(self) -> list[str]:
-        """The label words of which most answers show the beginning, and none the whole word."""
+        """The label words whose beginning most answers show, while no answer shows them whole."""
         return [w for w, n in self.prefixed.items() if n > _MAJORITY and not self.seen[w]]
 
     @property
@@ -143,9 +143,10 @@ class LabelWatch:
 
     The first `NUM_WATCHED` answers for each set of label words are counted. If over half of this
     number have none of the words, queries with these words are refused until `reset`. The same
-    happens if over half show only the beginning of a label word, and no answer shows the whole
-    word. Queries with other label words are still sent. If `written` is true, answers are written
-    words; otherwise they are shown tokens.
+    happens if over half show the beginning of a label word, and no answer shows the whole word.
+
+    Args:
+        written: Whether answers are written words; otherwise they are the tokens that an API shows.
     """
 
     def __init__(self, *, model: str, url: str, written: bool = False) -> None:
@@ -163,10 +164,9 @@ class LabelWatch:
     def note(
         self, words: tuple[str, ...], shown: Sequence[str], *, device: tuple[str, ...] | None = None
     ) -> None:
-        """Count one answer: its shown tokens, the likeliest first, or the written label word.
+        """Count one answer: the tokens that the API shows, likeliest first, or the written word.
 
-        At most `_MAX_PER_DEVICE` answers to one device count, so that its texts cannot block other
-        devices.
+        At most `_MAX_PER_DEVICE` answers per device are counted, so that none can block the others.
         """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)
@@ -194,7 +194,7 @@ class LabelWatch:
         never = [word for word in words if not count.seen[word]]
         if count.answers == (_FEW if len(never) == len(words) else NUM_WATCHED) and never:
             _log.warning(
-                "no answer has some of the label words",
+                "some of the label words are in no answer",
                 model=self._model,
                 answers=count.answers,
                 words=never,
@@ -217,9 +217,9 @@ class LabelWatch:
         advice = "ask for one of these words and nothing else at the end of the template"
         if split:
             problem = (
-                f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "has several tokens: choose words of one token, such as ' A' and ' B' (a slot "
-                f"with candidates: codes explains them), or {SAMPLES_ADVICE}"
+                f"most {answers} show only the beginning of the label word {named}, which has "
+                "several tokens: choose words of one token, such as ' A' and ' B' (a slot with "
+                f"candidates: codes explains them), or {SAMPLES_ADVICE}"
             )
         elif self._written:
             problem = (

@@ -26,18 +26,17 @@ _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 class _Plan(NamedTuple):
     inputs: list[list[int]]  # Token ids.
     labels: list[tuple[int, ...]]  # Token ids of each label word.
-    worst: Usage  # Exact, except for the length of generated texts.
+    worst: Usage  # Upper bound; exact if no text is generated.
 
 
 class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     """Backend for a causal language model in a GGUF file, on the CPU or on a GPU.
 
-    The inputs of a query are computed one after the other; a prefix that two successive inputs
+    The inputs of a query are computed one after the other. A prefix that two successive inputs
     share is computed once. Log-probabilities are over the whole vocabulary. An answer depends only
-    on its query.
+    on its query, not on earlier queries.
 
-    The constructor reads the file's metadata. A worker thread loads the model on the first call
-    that needs it.
+    The constructor reads the file's metadata. A worker thread loads the model on its first use.
 
     The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name that
     ``fedone models`` lists.
@@ -89,9 +88,9 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Load the model, by default with one thread per core that a first pass can use.
+        """Load the model, by default with one thread per core that is free during a first pass.
 
-        On busy cores fewer threads are faster, because threads wait for each other in every layer.
+        Threads wait for each other in every layer, so a thread on a busy core would delay all.
         """
 
         def load(threads: int) -> LlamaEngine:

@@ -1,4 +1,4 @@
-"""The engine of llama.cpp in this process, and the metadata of its files. All calls block."""
+"""The engine of llama.cpp in this process, and the metadata of GGUF files. All calls block."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens the first request returns. One takes 10 microseconds, and
-nearly all label words are among these."""
+"""How many of the likeliest next tokens the first request returns. Nearly all label words are among
+them. Each returned token takes 10 microseconds."""
 
 _TIMED_TOKENS = 32
 
@@ -34,7 +34,7 @@ _MAX_LOGIT = 1e6
 """A logit far above all others."""
 
 _STRING, _ARRAY = 8, 9
-# Formats of `struct` by type number; strings and arrays have no fixed size.
+# Formats of `struct` by GGUF's number of a type; strings and arrays have no fixed size.
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")
 _MAX_TEXT = 1 << 24
 
@@ -57,8 +57,8 @@ class LlamaEngine:
 
     Args:
         context_length: Maximum tokens of a sequence.
-        exact: Whether attention is computed in float32. Half precision, the engine's default, is a
-            fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
+        exact: Whether attention is computed in float32. The engine's default is half precision. It
+            is a fifth faster, and changes log-probabilities by 0.01 nats, less than quantisation.
     """
 
     def __init__(self, file: Path, *, context_length: int, threads: int, exact: bool) -> None:
@@ -98,7 +98,7 @@ class LlamaEngine:
         self._bos = str(self._request("/props")["bos_token"])
 
     def used_cores(self) -> float:
-        """Return the mean number of cores that were busy during a pass over some tokens."""
+        """Return the mean number of cores that a pass over some tokens used."""
         for _ in range(2):  # The first pass is a warm-up.
             wall_s, cores_s = time.perf_counter(), time.process_time()
             self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
@@ -120,8 +120,8 @@ class LlamaEngine:
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> dict[int, float]:
         """Return the most likely next tokens after a prompt, and their log-probabilities."""
-        # Sampling is restricted to one token, because the engine shows nothing if the sampled token
-        # is a part of a character. The log-probabilities are those before sampling.
+        # A bias fixes the sampled token, because the engine shows nothing if it samples a part of a
+        # character. The shown log-probabilities do not include the bias.
         choice = self._complete(
             prompt,
             fresh=fresh,
@@ -140,7 +140,7 @@ class LlamaEngine:
         stop: Sequence[str] = (),
         schema: str = "",
     ) -> list[Written]:
-        """Generate greedily after each prompt, up to one of the stop texts.
+        """Generate greedily after each prompt, up to a stop text or `max_tokens`.
 
         With a JSON schema, the text is an object that the schema allows, unless it is cut off.
         """
@@ -207,7 +207,7 @@ class LlamaEngine:
     def apply_template(self, messages: list[dict[str, str]]) -> str:
         """Apply the model's chat template to messages."""
         text = str(self._request("/apply-template", {"messages": messages})["prompt"])
-        # The engine omits the start token, which its server adds later.
+        # The engine leaves out the start token, because its server would add it later.
         starts = bool(self._tokens("", add_special=True))
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
@@ -264,7 +264,7 @@ class GgufEncoder(CausalEncoder):
         self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return a text's special tokens: as plain text, their names are tokenised differently."""
+        """Return a text's special tokens: their names, as plain text, are tokenised differently."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
@@ -272,7 +272,7 @@ class GgufEncoder(CausalEncoder):
         ]
 
 
-# The engine uses a default template if the file has none; the code below detects this case.
+# If a file has no chat template, the engine silently uses a default, so the metadata is read here.
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 

@@ -63,7 +63,7 @@ def local_model(name: str) -> LocalModel:
 def models_folder() -> Path:
     """Return the folder of fetched models, in ``FEDONE_CACHE`` or the user's cache folder.
 
-    Without a home folder, it is in the current folder. The returned folder may not exist.
+    Without a home folder, the current folder is used. The returned folder may not exist.
     """
     if cache := os.environ.get("FEDONE_CACHE"):
         return user_path(cache).absolute() / "models"
@@ -110,7 +110,7 @@ def model_path(name: str) -> Path:
         raise SpecError(f"{name} is not on this machine; fetch it with: fedone models {name}")
     if size != model.num_bytes:
         raise SpecError(
-            f"{file} has {size} bytes, and {name} has {model.num_bytes}; "
+            f"{file} has {size} bytes, but the file of {name} has {model.num_bytes}; "
             f"fetch it again with: fedone models {name}"
         )
     return file.parent if model.backend == "onnx" else file

@@ -22,7 +22,7 @@ from fedone_sdk.errors import BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _SMALL = 32 * 1024
-"""Maximum characters of a query whose keys are computed on the event loop, not in a thread."""
+"""Cache keys of queries up to this many characters are computed on the event loop."""
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
@@ -31,15 +31,15 @@ Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 class ModelClient(Wrapper):
     """Sends queries to a model through these stages, in this order.
 
-    1. cache: answers known inputs; equal pending inputs share one call (`AnswerCache`);
+    1. cache: answers known inputs; equal inputs that are pending share one call (`AnswerCache`);
     2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and sends
        several requests if log-probabilities are estimated from answers (`sampled`);
     3. refusals: a refused input fails alone, unless the model refuses every input (`Refusals`);
     4. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
     5. rate limits: delays each attempt (`RateLimiter`);
-    6. budget: reserves each attempt before it is sent, and settles it after the answer;
-    7. watch, for metrics and traces; then the adapter sends the request.
+    6. budget: reserves the cost of each attempt before it, and settles it after the answer;
+    7. watch: records metrics and traces of the request, which the adapter then sends.
 
     The requests of a query are sent concurrently. After a failure no further request starts,
     pending requests complete, and the most severe error is raised with the usage of all requests.
@@ -48,9 +48,9 @@ class ModelClient(Wrapper):
     an upper bound on the cost, is reserved before a request is sent; a request that does not fit is
     not sent. After the answer the actual cost is charged, and the remainder is released. A request
     of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
-    than the quote, the actual cost is charged, and later quotes are higher (`Billing`). A cap may
-    be exceeded by such a surplus. With `retry` only one request can exceed a cap: the first
-    request of each kind is sent alone, and also the next request after each surplus.
+    than the quote, the actual cost is charged, and later bounds are higher (`Billing`). Such a
+    surplus can exceed a cap. With `retry` this happens to one request at a time, because the first
+    request of each kind is sent alone, and so is the next request after each surplus.
 
     Args:
         inner: The adapter: the backend that sends the requests.
@@ -58,7 +58,7 @@ class ModelClient(Wrapper):
         retry: If None, each request is sent once.
         limits: If None, no request is delayed.
         price: Price of the model. If None, the adapter's cost in money is charged.
-        guard: A budget that is charged in addition to the query's payer.
+        guard: The second budget, which is charged in addition to the query's payer.
         watch: Called for every request, including each retry.
     """
 
@@ -90,8 +90,8 @@ class ModelClient(Wrapper):
         self._refusals = Refusals(self._retried)
         super().__init__(inner)
 
-    def _describe(self) -> None:
-        super()._describe()
+    def _copy_attributes(self) -> None:
+        super()._copy_attributes()
         self.max_inputs = None
         self.metered = True
         if self.inner.samples:
@@ -107,12 +107,12 @@ class ModelClient(Wrapper):
         """Answer one query with as many requests as needed.
 
         Returns:
-            The answer. `usage` is the sum over all requests, in money too. `limits` come from the
-            last request. `model` is the first input's model, or the first other model.
+            The answer. `usage` is the sum over all requests, money included. `limits` come from the
+            last request. `model` is the first input's model, or the first one that differs.
 
         Raises:
-            BackendBlocked: The breaker is open, a setting, key or quota must change, or the file of
-                the cache cannot be used. Of several errors, the first in this list is raised.
+            BackendBlocked: The breaker is open, a setting, key or quota must change, or the cache's
+                file cannot be used. Of several errors, the first in this list is raised.
             BudgetExhausted: A request does not fit a budget and was not sent.
             BackendError: An input does not fit the model.
             BackendUnavailable: Temporary failure; answered requests are paid.
@@ -170,7 +170,7 @@ class ModelClient(Wrapper):
     async def quote(self, query: Query) -> Usage:
         """Return the bound on the cost of all requests of a query, money included.
 
-        A cached input costs nothing, so that a resumed run near its cap can replay paid answers.
+        A cached input costs nothing, so that a resumed run near its cap can use its paid answers.
         """
         new: Sequence[int] = range(len(query.inputs))
         if self.cache is not None:
@@ -258,7 +258,7 @@ def _rows(answer: Answer) -> list[Answer]:
             log_probs=(row,),
             texts=answer.texts[place : place + 1],
             usage=NOTHING,
-            # These numbers are not known per input, so the first answer gets the totals.
+            # The request's totals are not known per input, so the first answer gets them.
             censored=0 if place else answer.censored,
             cached=0 if place else answer.cached,
         )
@@ -274,7 +274,7 @@ def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
         cached=sum(row.cached for row in rows),
         texts=tuple(chain.from_iterable(row.texts for row in rows)),
         censored=sum(row.censored for row in rows),
-        # A model that differs is reported, so that a run detects it.
+        # A model that differs from the first one is reported, so that a run detects it.
         model=next((row.model for row in rows if row.model != first), first),
         limits=sent[-1].limits if sent else None,
     )

@@ -29,17 +29,17 @@ ONE_REQUEST = Usage(requests=1)
 """The cost of a refused request."""
 
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
-# Refusals of `service_tier: flex`, which are not billed.
+# Error codes of `service_tier: flex` without capacity; these refusals are not billed.
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
 _CAPACITY_WAIT_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 # Sent by proxies; the server behind the proxy may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
 _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError
-# TLS errors of a connection that broke; other TLS errors come from the configuration.
+# TLS errors of a broken connection; all other TLS errors are errors of configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
-# Headers that select the billed organisation and project of a key, by environment variables.
+# Headers for the billed organisation and project, and the environment variables of their values.
 _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 _SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
 _MIN_SECRET_CHARS = 8
@@ -50,10 +50,10 @@ _SECRET_SHAPE = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
 )
 _MAX_BYTES = 64 * 1024 * 1024
-"""Maximum length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
+"""Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
 """Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
-# Linear time: an unclosed script extends to the end of the text, and other tags have no inner "<".
+# Takes linear time: an unclosed script extends to the end of the text, and a tag has no inner "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
@@ -120,7 +120,7 @@ class ModelServer:
         self.url, self._query = _address(base_url or OPENAI_URL)
         self._proxy = _proxy_for(self.url)
         self._max_bytes = max_bytes
-        # Without compression, because a small answer could expand beyond `max_bytes`.
+        # No compression, because a small compressed answer could expand beyond `max_bytes`.
         self._headers = {"User-Agent": "fedone-sdk", "Accept-Encoding": "identity"}
         self._headers["Content-Type"] = "application/json"
         if api_key_env is not None:
@@ -154,7 +154,7 @@ class ModelServer:
                 # Servers close idle connections after 5 s or more. A request sent at that moment
                 # is lost, at unknown cost, so the client closes idle connections earlier.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
-                # Expires before `timeout_s`; a connect timeout proves that nothing was sent.
+                # Shorter than `timeout_s`: a connect timeout shows that nothing was sent.
                 timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -190,7 +190,7 @@ class ModelServer:
         return reply.body
 
     def blocked(self, problem: str) -> BackendBlocked:
-        """Return an error that names the server."""
+        """Return an error of this server that only a change of a setting resolves."""
         return BackendBlocked(problem, url=self.url)
 
     def unreadable(self) -> BackendUnavailable:
@@ -294,7 +294,7 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
 
 
 def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
-    """Return the requested pause, seconds, from the headers or from the error's message."""
+    """Return the pause, in seconds, that the headers or the message of an error ask for."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -313,7 +313,7 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
 
     Args:
         usage: The provider's report.
-        quoted: Upper bound on the usage; used for tokens that are not reported.
+        quoted: Upper bound on the usage, which replaces numbers of tokens that are not reported.
         minimum: Lower bound on the tokens that were sent and written. A lower report is ignored.
     """
     prompt = _tokens(usage, "prompt_tokens")
@@ -340,7 +340,7 @@ def cached_tokens(usage: object, prompt_tokens: int) -> int:
 
 def read_key(env: str) -> str:
     """Return the key in an environment variable. No error contains the value."""
-    # A newline at the end of a secret's file is common, and not allowed in a header.
+    # Secrets from files often end with a newline, which is not allowed in a header.
     key = os.environ.get(env, "").strip()
     if not is_sendable(key):
         problem = "has characters that are not allowed in a key (only printable ASCII is)"
@@ -354,8 +354,8 @@ def read_key(env: str) -> str:
 def without_secrets(text: str, key_env: str | None = None) -> str:
     """Remove keys from a server's message, because servers may repeat the key of the request.
 
-    The keys are the value of `key_env`, the values of variables with the name of a secret, and text
-    that looks like a key.
+    The keys are the value of `key_env`, the values of variables that are named like a secret, and
+    text that looks like a key.
     """
     secrets = {
         value.strip()
@@ -425,7 +425,7 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
         error = {"message": str(error or f"finish_reason: {failures[0]}")}
     code = str(error.get("code"))
     status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if failures else 400
-    # At most 500: 502 and 504 would mean that the outcome is unknown, but the server did answer.
+    # At most 500, because 502 and 504 would mean that the server may not have answered.
     return Reply(min(status, 500), {"error": error}, headers)
 
 

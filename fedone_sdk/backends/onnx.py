@@ -28,17 +28,17 @@ _GROUP = 8
 class _Plan(NamedTuple):
     clozes: list[Cloze]
     labels: list[int]  # The token id of each label word.
-    worst: Usage  # The exact usage.
+    worst: Usage  # The upper bound, which is exact.
 
 
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
     """Backend for a local masked language model, which predicts the word at ``{mask}``.
 
     The inputs of a query are sorted by length and run in batches of `_GROUP`, to reduce padding. A
-    score of an int8 model depends on the other inputs in its batch, so queries are never merged.
-    Each pass runs on one core, so scores do not depend on `threads`.
+    score of an int8 model depends on the other inputs of its batch, so a batch never contains
+    inputs of several queries. Each pass runs on one core, so scores do not depend on `threads`.
 
-    The constructor checks the files. A worker thread loads them on the first call that needs them.
+    The constructor checks the files. The first call that needs them loads them in a worker thread.
 
     The arguments are keys of ``kind: onnx``. The model has the inputs ``input_ids``,
     ``attention_mask`` and ``mask_index``, and the output ``logits`` at the mask;
@@ -76,7 +76,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         return _Plan(clozes, labels, one_query(num_tokens))
 
     async def shortened(self, query: Query) -> list[list[int]]:
-        # The maximum length is not in the fingerprint, so the cache key has all token ids.
+        # The fingerprint lacks the maximum length, so the cache key contains all token ids.
         return [cloze.ids for cloze in (await self._prepared(query)).clozes]
 
     def _run(self, query: Query, plan: _Plan) -> Answer:

@@ -46,9 +46,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
     log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
-    and a leading space; a token that is only the start of the word does not count. A label without
-    a shown token gets an upper bound: the probability of the least likely shown token, or 1 minus
-    the sum of the shown probabilities if that is less. `Answer.censored` counts these labels.
+    and a leading space. A token that is only the start of the word does not count. A label without
+    a shown token gets an upper bound: the lower of the least shown probability, and 1 minus the sum
+    of the shown probabilities. `Answer.censored` counts these labels.
 
     The format of requests is changed after a server's refusal (`RequestForm`).
 
@@ -122,7 +122,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """``openai:<host>:<model>``, plus settings that change scores and differ from the default.
 
         After `check` it also contains the size and quantisation of the weights, if the server lists
-        them. llama.cpp's server does; its model names are arbitrary.
+        them. llama.cpp's server does; its model names are arbitrary, and do not identify weights.
         """
         settings = {
             "system_fingerprint": self._pinned or None,
@@ -142,8 +142,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer is None if it is filtered by the provider, refused by the model, or empty. If
-        several answers are sampled, filtered, refused and empty answers are not counted.
+        The answer to the input is None if the provider filtered it, the model refused, or it is
+        empty. If several answers are sampled, such answers are not counted.
 
         Raises:
             LabelsNotShown: Most of the first answers showed none of the label words.
@@ -236,7 +236,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._check_form(parts)
         messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
         schema = self._schema(query)
-        # Bound on the tokens that all messages but the first, and the JSON schema, add.
+        # Bound on the tokens that the JSON schema and all messages after the first one add.
         around = (len(messages) - 1) * tokens.OPENAI_CHAT_OVERHEAD
         around += 0 if schema is None else len(json.dumps(schema).encode())
         texts = [message.parts for message in messages]
@@ -259,8 +259,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendError("the task is a chat, which needs api: chat, not api: completions")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._list_error or BackendError(
-                "the server is not known to continue an answer that the task begins: remove "
-                "task.chat.assistant (llama.cpp's server and vLLM do continue it)",
+                "this server is not known to continue an answer that the task begins: remove "
+                "task.chat.assistant, or use llama.cpp's server or vLLM",
                 url=self._server.url,
             )
 
@@ -301,7 +301,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _check_served(self, completion: Completion) -> None:
         if self._pinned and completion.system_fingerprint != self._pinned:
             raise BackendBlocked(
-                f"the answer is from {completion.version!r}, and backend.model has "
+                f"the answer is from {completion.version!r}, but backend.model has "
                 f"system_fingerprint {self._pinned}: change model"
             )
         if completion.service_tier not in (None, self._service_tier or completion.service_tier):
@@ -368,7 +368,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         reply = await self._server.send(f"/models/{quote(self._model, safe='')}")
         if not reply.is_error:
             return reply.body if isinstance(reply.body, dict) else {}
-        if reply.status != 401:  # The model is unknown, or the server supports only the list.
+        if reply.status != 401:  # The model is unknown, or the server has only a list of models.
             reply = await self._server.send("/models")
         if reply.status == 401:
             raise self._server.error_of(reply)

@@ -31,10 +31,10 @@ CONCURRENCY = 32
 """Number of concurrent queries. More queries would only wait for the rate limit."""
 
 _MAX_STARTS = 8
-"""Number of queries that start before the event loop gets control; a start takes up to 0.5 ms."""
+"""Number of queries that start in one event loop iteration; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # The first supported kind is used. The likeliest label is what the model would write.
+    # The first supported kind is used. A model that writes a label word writes the likeliest one.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
@@ -117,8 +117,8 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
 def _cut_at_stop(query: Query, text: str) -> str:
     """Cut a text at the first stop string, and at the maximum length in a message.
 
-    Not every model stops at a stop string. The length is cut on the server as in messages to
-    devices, so that both compute the same loss.
+    Not every model stops at a stop string. Messages to devices limit the length; the server cuts
+    its own texts too, so that it computes the same losses as devices.
     """
     for stop in query.stop:
         text = text.partition(stop)[0]
@@ -126,7 +126,7 @@ def _cut_at_stop(query: Query, text: str) -> str:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check that an answer has the values that its query needs. A backend may be user code."""
+    """Check an answer of a backend, which may be user code, for the values that its query needs."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")
@@ -185,7 +185,7 @@ async def run_each(
 
 
 def _severity(failure: Exception) -> int:
-    # BackendError is the last entry, because the first two are subclasses of it.
+    # BackendError is last, because the first match is used, and two others are subclasses of it.
     ranks = {
         errors.BackendUnavailable: 0,
         errors.BackendBlocked: 3,
@@ -200,10 +200,11 @@ class Prediction:
     """A model's answers to one prompt.
 
     Attributes:
-        task: The task; the metric and the loss apply its label bias.
+        task: The task; its label bias is added for the metric and the loss.
         rows: Per example, the log-probabilities without the label bias, or the score of the
             text; None if the model or the score function failed.
         censored: Number of log-probabilities that are upper bounds.
+        measure: The user's metric function, if the task has one.
     """
 
     task: TaskSpec
@@ -272,7 +273,7 @@ def prediction_queries(
     examples: Sequence[Example],
     batch_size: int,
 ) -> list[Query]:
-    """Return the queries that measure a prompt, one per batch."""
+    """Return the queries that ask about every example with one prompt, one query per batch."""
     if not task.generates:
         for example in examples:
             tasks.target_of(task, example)  # Labels are checked before any query is paid for.

@@ -25,7 +25,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Meter:
-    """Counts requests or tokens against the configured and the provider's remaining limit."""
+    """Counts requests or tokens against the configured limit and the provider's remaining limit."""
 
     per_minute: float | None
     _recent: deque[_Sent] = field(default_factory=deque)
@@ -41,11 +41,11 @@ class _Meter:
             ready = self._allowed_until
         if self.per_minute is None:
             return ready
-        # A limit below one per minute allows one request in a longer window.
+        # With a limit below one per minute, the window is longer, and allows one request.
         window_s = max(60.0, 60.0 / self.per_minute)
         while self._recent and self._recent[0].at + window_s <= now:
             self._recent.popleft()
-        # An amount above the limit waits for an empty window.
+        # An amount above the limit is sent when the window is empty.
         limit = max(self.per_minute, amount, 1)
         excess = sum(sent.amount for sent in self._recent) + amount - limit
         for sent in self._recent:
@@ -82,8 +82,8 @@ class RateLimiter:
     (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
     so that a payer with many waiting requests does not delay other payers.
 
-    The upper bound on tokens counts until the answer reports the actual number. A request with
-    more tokens than the limit per minute is sent after a minute without other requests.
+    A request counts with its upper bound on tokens until the answer reports the actual number. A
+    request with more tokens than the limit per minute is sent after a minute without others.
 
     Args:
         max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.

@@ -1,4 +1,7 @@
-"""Decides whether a model refuses one input, or every input of the same form (`Refusals`)."""
+"""Decides whether a model refuses one input, or every input of the same form.
+
+Inputs have the same form if they differ only in the texts of their fields and prompts.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row after which the neutral input is sent (`Refusals`); doubled each time."""
+"""Refusals in a row after which the neutral input (see `Refusals`) is sent; doubled each time."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row after which a form is refused, by whether one of its inputs was answered."""
+"""Refusals in a row that block a form. The key is whether an input of the form was answered."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -41,7 +44,7 @@ class _Form:
 
     @property
     def hopeless(self) -> bool:
-        # One device must not block the form for others.
+        # The inputs of one device must not block the form for other devices.
         several = len(self.devices) > 1 or None in self.devices
         return several and self.refused >= _MAX_IN_A_ROW[self.answered]
 
@@ -49,12 +52,10 @@ class _Form:
 class Refusals:
     """Tests after a refusal whether the model refuses all inputs of a form.
 
-    Inputs have the same form if they differ only in the texts of their fields and prompts. The
-    neutral input, a test, has a fixed word in place of these texts, so that no caller's texts can
-    block others. It is sent after the first refusal if no input of the form has been answered, and
-    otherwise after `_IN_A_ROW` refusals in a row. If it is answered, only the refused inputs fail.
-    If it is refused, all requests of the form are refused until `reset`. They are also refused
-    after `_MAX_IN_A_ROW` refusals in a row, unless all come from one device.
+    The test is a neutral input, with a fixed word in place of the fields and the prompt. It is sent
+    after the first refusal, or after `_IN_A_ROW` refusals if an input of the form has been answered
+    before. If the model answers it, only the refused inputs fail. Otherwise all requests of the
+    form are refused until `reset`; this also happens after `_MAX_IN_A_ROW` refusals in a row.
 
     Args:
         ask: Sends one request, and calls `admit` before each attempt.
@@ -119,7 +120,7 @@ class Refusals:
             spent += (await self._ask(neutral)).usage
         except BackendRefused as exc:
             spent += exc.usage or NOTHING
-            self._block(form, "the model refuses every input, also a neutral one", exc, spent)
+            self._block(form, "the model refuses every input, even a neutral one", exc, spent)
         finally:
             form.is_probing = False
         form.probe_at = max(_IN_A_ROW, 2 * form.refused)

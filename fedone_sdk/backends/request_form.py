@@ -54,9 +54,9 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 class RequestForm:
     """Builds the requests to a server, and changes their format after a refusal.
 
-    A refusal may name the field for the maximum length of an answer, the number of shown tokens,
-    the number of answers, the temperature, the JSON schema, or the format of messages. Then later
-    requests are changed in this respect, and `FormChanged` is raised.
+    A refusal may name the field for the maximum length of an answer, the number of tokens to show
+    (``top_logprobs``), the number of answers, the temperature, the JSON schema, or the format of
+    messages. Later requests are then changed in this respect, and `FormChanged` is raised.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class RequestForm:
         Args:
             reply: The refusal.
             contents: The contents of the refused request, which a server may quote.
-            samples: Number of answers that the query asked for.
+            samples: Number of answers that the refused query asked for.
 
         Raises:
-            FormChanged: The next attempt has another format.
+            FormChanged: The next attempt will have another format.
             BackendError: The input does not fit the model, or a setting must change.
         """
         if reply.status not in (400, 403, 422):
@@ -214,6 +214,6 @@ class RequestForm:
         url = self._server.url
         _log.warning("requests are adapted to the model's server", url=url, change=change)
         return FormChanged(
-            f"the server does not accept this request format ({change}); the next attempt adapts",
+            f"the server does not accept this request format ({change}); the next attempt differs",
             usage=ONE_REQUEST,
         )

@@ -28,8 +28,8 @@ class Retries:
     The delay before an attempt is the pause that the provider requests, plus exponential backoff
     with full jitter, and at most `max_wait_s`. The answer's usage is the sum over all attempts.
 
-    The first request of each kind (`Want`) is sent alone, so that a wrong key or setting costs one
-    request. Further requests are sent one at a time while `alone` returns true.
+    The first request of each kind (`Want`) is sent alone, so that a wrong key or setting costs only
+    one request. Later requests are also sent one at a time while `alone` returns true.
 
     The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
     the first `BackendBlocked`. While it is open, new and waiting requests fail with
@@ -54,7 +54,7 @@ class Retries:
         self._alone = alone
         self._opened = asyncio.Event()  # Wakes requests that wait for their next attempt.
         self._failures = 0  # Failed attempts in a row.
-        self._tried: set[Want] = set()  # Kinds of which a request has completed.
+        self._tried: set[Want] = set()  # Kinds of query with a completed request.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
         self._refuse_until = 0.0  # End of the pause of the open breaker.
         self._openings = 0  # How often the breaker has opened.
@@ -114,7 +114,7 @@ class Retries:
                 self._refusal = None
                 raise
             times = f"{self._failures} time{'s' * (self._failures > 1)}"
-            reason = f"the model failed {times} in a row, last: {exc.summary}"
+            reason = f"the model failed {times} in a row; last error: {exc.summary}"
             blocked = BackendBlocked(reason, usage=exc.usage, **exc.private)
             self._open(blocked)
             raise blocked from exc

@@ -40,7 +40,7 @@ _TIKTOKEN_TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
 _MAX_ENCODED = 50_000
-"""Maximum characters per call of tiktoken, which panics at long runs of one kind of character."""
+"""Maximum characters per call of tiktoken, which fails on long runs of one kind of character."""
 
 _MAX_BYTES_PER_TOKEN = 16
 """Upper bound on the mean bytes per token of a text; natural languages have about 4."""
@@ -72,22 +72,22 @@ def special_names(tokenizer: Any, text: str) -> list[str]:
 def fit_fields(
     texts: Sequence[Rendered],
     max_tokens: int,
-    offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
+    spans_of: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
     *,
     chars: int,
     limit: str,
 ) -> tuple[list[Rendered], int]:
-    """Cut the ends of fields, the longest first, to at most `max_tokens` tokens in all texts.
+    """Cut the ends of fields, the longest first, until all texts have at most `max_tokens` tokens.
 
     Args:
-        texts: Each is tokenised as a whole.
+        texts: The texts, each tokenised as a whole.
         max_tokens: Maximum number of tokens of all texts together.
-        offsets: Returns the span of each token of each text.
-        chars: Maximum number of characters of a field that are tokenised.
+        spans_of: Returns the span of each token of each text.
+        chars: Longer fields are cut to this many characters before they are tokenised.
         limit: Explains `max_tokens` in the error.
 
     Returns:
-        The texts, and their number of tokens.
+        The shortened texts, and their number of tokens.
     """
     fitted = [
         tuple(
@@ -97,15 +97,15 @@ def fit_fields(
         for parts in texts
     ]
     while True:
-        spans = offsets(fitted)
+        spans = spans_of(fitted)
         num_tokens = sum(map(len, spans))
         if num_tokens <= max_tokens:
             return fitted, num_tokens
         starts = [*chain.from_iterable(map(_token_starts, fitted, spans))]
         if not any(starts):
             raise BackendError(
-                f"the input is {num_tokens} tokens without its text fields, {limit}: shorten the "
-                "prompt or the template"
+                f"the input has {num_tokens} tokens without its text fields, but {limit}: shorten "
+                "the prompt or the template"
             )
         # A cut may change the tokens next to it, so the length is measured again. Each iteration
         # removes at least one character.
@@ -164,12 +164,12 @@ class TokenCounter(ABC):
     def fit(self, texts: Sequence[Rendered], max_tokens: int) -> tuple[list[Rendered], int]:
         """Cut fields by `fit_fields`; return the texts and their number of tokens."""
 
-        def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
+        def spans_of(parts: Sequence[Rendered]) -> list[list[Span]]:
             return [self.spans("".join(part.text for part in text)) for text in parts]
 
         chars = max(max_tokens, 0) * self.chars_per_token
         limit = f"max_input_tokens is {max_tokens}"
-        return fit_fields(texts, max_tokens, offsets, chars=chars, limit=limit)
+        return fit_fields(texts, max_tokens, spans_of, chars=chars, limit=limit)
 
 
 class EstimatedCounter(TokenCounter):
@@ -179,7 +179,7 @@ class EstimatedCounter(TokenCounter):
     chars_per_token = BYTES_PER_TOKEN
 
     def spans(self, text: str) -> list[Span]:
-        """Return the span of the characters of each run of `BYTES_PER_TOKEN` bytes."""
+        """Return for each `BYTES_PER_TOKEN` bytes the span of the characters that they encode."""
         char_of_byte = [
             index
             for index, character in enumerate(text)
@@ -218,7 +218,7 @@ class _TiktokenCounter(TokenCounter):
             ]
         ids = self._encoding.encode_ordinary(text)
         begins = self._encoding.decode_with_offsets(ids)[1]
-        # Tokens that share a character start at the same place.
+        # Tokens that share a character start at the same character, so a span has at least one.
         return [(begin, max(begin + 1, end)) for begin, end in pairwise([*begins, len(text)])]
 
     def special_tokens(self, text: str) -> list[str]:
@@ -265,8 +265,8 @@ def download_tokenizer(model: str) -> Path | None:
 def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
     """Return the most exact counter available. Blocks, because tiktoken may download a vocabulary.
 
-    Without `tokenizer` it searches for a file by the model's name, then tries tiktoken (for
-    OpenAI's models), and otherwise estimates.
+    If `tokenizer` is None, the counter uses a file that is found by the model's name, or else
+    tiktoken (for OpenAI's models), or else an estimate.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:
@@ -298,7 +298,7 @@ def _tiktoken_encoding(model: str) -> tuple[Any, str]:
         except Exception as exc:
             loading.set_exception(exc)
 
-    # The download has no time limit, and a daemon thread does not block the end of the process.
+    # A daemon thread, because the download has no time limit, and must not delay the exit.
     threading.Thread(target=load, name="fedone-tiktoken", daemon=True).start()
     try:
         return loading.result(_TIKTOKEN_TIMEOUT_S), ""

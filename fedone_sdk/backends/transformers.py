@@ -40,7 +40,7 @@ MAX_SEQUENCES = 256
 Encoder = ClozeEncoder | CausalEncoder
 
 Pick = tuple[int, int, int]
-"""A sequence's index, a position in it, and the next token to score there."""
+"""One log-probability to compute: a sequence's index, a position in it, and the next token."""
 
 
 class Plan(NamedTuple):
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
     picks: list[list[list[Pick]]]  # For each input and text to score: one per token of the text.
-    worst: Usage  # Exact, except for the length of generated texts.
+    worst: Usage  # Upper bound; exact if no text is generated.
 
 
 class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
@@ -59,7 +59,7 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     forward pass. The softmax over the vocabulary is computed in float32, at scored positions only.
 
     The constructor reads the small files, and downloads those of a hub model. A worker thread loads
-    the weights on the first call that needs them. Code that comes with a model is never run.
+    the weights on their first use. Code that comes with a model is never run.
 
     The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
     ``tokenizer.json``.
@@ -99,8 +99,8 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     def fingerprint(self) -> str:
         """``transformers:<name>:<version>:<dtype>``, the version in 16 hex digits.
 
-        The version of a hub model is its commit. The version of a folder is the sha256 over
-        configuration, tokeniser and weights, which takes about a second per gigabyte.
+        The version of a hub model is its commit. The version of a folder is the sha256 of its
+        configuration, tokeniser and weights; this takes about a second per gigabyte.
         """
         checkpoint = self._checkpoint
         version = (checkpoint.commit or hash_folder(checkpoint.folder))[:16]

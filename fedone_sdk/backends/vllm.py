@@ -20,10 +20,10 @@ from fedone_sdk.errors import BackendBlocked, BackendError, MissingExtraError
 from fedone_sdk.task import Part, Rendered
 
 _PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
-"""A text to compare tokenisers, which differ in scripts, numbers, line breaks and spaces."""
+"""A text to compare tokenisers; it has several scripts, numbers, line breaks and spaces."""
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions from reading an answer that has another format than vLLM's answers."""
+"""Exceptions from reading an answer whose format is not vLLM's."""
 
 _T = TypeVar("_T")
 _Rows = tuple[tuple[float, ...], ...]
@@ -61,14 +61,14 @@ class VllmBackend(ServerBackend[_Request]):
 
     Log-probabilities are over the whole vocabulary, independent of the server's sampling settings
     (with ``--logprobs-mode raw_logprobs``, the default). The client tokenises texts, so that names
-    of special tokens are plain text, and inputs that are too long are shortened. Without a local
-    ``tokenizer.json`` the client downloads this file from the Hugging Face hub.
+    of special tokens are plain text, and shortens inputs that are too long. If there is no local
+    ``tokenizer.json``, the client downloads this file from the Hugging Face hub.
 
     `check` reads the maximum length, the start tokens and the kind of model from the server. Call
     it before `fingerprint` and `worst_case`.
 
-    The arguments are keys of ``kind: vllm``. With `multi_token_labels` each input is sent once per
-    label word.
+    The arguments are keys of ``kind: vllm``. If a label word has several tokens
+    (`multi_token_labels`), each input is sent once per label word.
     """
 
     bounds = EVERY_UNIT
@@ -106,7 +106,7 @@ class VllmBackend(ServerBackend[_Request]):
         return f"vllm:{served.root}:{served.max_length}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Read the model's description from the server, and compare the tokenisers.
+        """Read the model's description from the server, and check that the tokenisers are equal.
 
         Raises:
             BackendBlocked: The server lacks the model or the plugin, has another tokeniser, or has
@@ -120,8 +120,8 @@ class VllmBackend(ServerBackend[_Request]):
                 self.answers = frozenset({"labels"})
         elif served != self._served:
             raise self._server.blocked(
-                f"the server has changed: it had {self._served}, and now has {served}: "
-                "restore the first model, or start a new run"
+                f"the server has changed from {self._served} to {served}: restore the first model, "
+                "or start a new run"
             )
         await self._check_form(form)
         encoder = self._encoder
@@ -153,7 +153,7 @@ class VllmBackend(ServerBackend[_Request]):
         )
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        # If label words of the last check have several tokens, an input is sent once per word.
+        # An input is sent once per label word if a checked label word has several tokens.
         num_prompts, served = batch_size * self._prompts_per_input, self._checked()
         num_new = 0 if served.masked else 1
         prompt_tokens = num_prompts * (served.max_length - num_new)

@@ -61,7 +61,7 @@ class Account:
 
     The invariant is ``spent + leased <= cap`` in every capped unit: `reserve` refuses amounts that
     would violate it, and `settle` moves an amount from leased to spent. The only exception is a
-    provider that charges more than the upper bound (`owe`).
+    provider that charges more than the upper bound (`raise_lease`).
     """
 
     cap: Budget | None = None
@@ -121,7 +121,7 @@ class Account:
         before = self.leases.get(lease_id, NOTHING)
         return replace(self, leases={**self.leases, lease_id: before + worst})
 
-    def owe(self, lease_id: str, used: Usage) -> Account:
+    def raise_lease(self, lease_id: str, used: Usage) -> Account:
         """Raise an open lease to `used`, even if the account then exceeds a cap.
 
         A provider may charge more than the upper bound. The whole charge must then count against

@@ -105,7 +105,7 @@ FREE = Price(prompt=Decimal(0), completion=Decimal(0))
 
 
 def known_price(model: str) -> Price | None:
-    """Return a model's price from the SDK's price table, by OpenAI's name; None if not listed.
+    """Return the price of one of OpenAI's models from the SDK's price table; None if not listed.
 
     A dated name (``gpt-4o-mini-2024-07-18``) without its own entry has the price of the name
     without the date. No other suffix is removed: ``gpt-4o-audio-preview`` is not ``gpt-4o``.

@@ -80,13 +80,13 @@ def serve(
             dev = _dev_of(run)
             measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
             measured += dev.why and f": {dev.why}"
-            typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
+            typer.echo(f"{run.spec.name}: prompts are {measured}; defence: {run.spec.defence.kind}")
             if not run.spec.defence.checks_updates:
                 typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
 
 
 async def _check(settings: _Settings) -> str:
-    """Do all steps before listening, with a copy of the stored runs; describe the store."""
+    """Do what a start does before it listens, on a copy of the runs; describe the store."""
     config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
@@ -98,7 +98,7 @@ async def _check(settings: _Settings) -> str:
         backend = await _backend(config, folder, None, stack)
         server = aggregator.Aggregator(backend=backend, store=copy, **dict(config.auth))
         await stack.enter_async_context(server)
-        # Runs are added without measurements, because these cost queries.
+        # Without measurements of prompts, because these cost queries.
         await _add_runs(server, runs, failures, stack, measured=False)
     return store
 
@@ -253,7 +253,7 @@ def _traced(config: aggregator.ServeConfig) -> bool:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files, because one caller's idle connections may reach it."""
+    """Raise the limit of open files: one caller's idle connections could use up a low limit."""
     with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
         import resource
 

@@ -48,7 +48,7 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
         self._token = token_of(token) or ""
         if not self._token:
-            raise ArgumentError("token: is required, printable ASCII")
+            raise ArgumentError("token: is required; it must be printable ASCII")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
@@ -117,7 +117,7 @@ class AdminClient:
         return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)
 
     async def roll_back(self, run_id: str, to_round: int, reason: str) -> messages.RunResult:
-        """Roll a run back to the start of a round; its spending is unchanged.
+        """Roll a run back to the start of a round; what it has spent stays counted.
 
         Args:
             run_id: The run.

@@ -35,7 +35,7 @@ _MAX_RUNS = 8
 """Number of cached runs at which the cache is cleared."""
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
-"""Failures that would recur in all work of the run. The device then declines it as unfit."""
+"""Failures that would recur in all work of the run, so that the device declines the whole run."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -79,8 +79,8 @@ class Device:
             raise Unfit("no backend: this server has no gateway, and the client has no backend")
         if run.task.loss == "score" and self.hooks.score is None:
             raise Unfit(
-                "loss score needs a score function, and this client has none: Hooks(score=...), or "
-                "fedone client --run RUN.yaml"
+                "loss score needs a score function, and this client has none; set Hooks(score=...) "
+                "or fedone client --run RUN.yaml"
             )
 
     def admit(self, run: RunTask, rows: Sequence[Example]) -> Admitted:
@@ -95,7 +95,7 @@ class Device:
 class KnownRuns:
     """Cache of the tasks and candidates of a device's runs.
 
-    If the device has its own model, a run's label words are checked with it.
+    If the device has its own model, the label words of each run are checked with this model.
 
     Attributes:
         num_proposals: For each run, the number of candidates that the device has proposed.

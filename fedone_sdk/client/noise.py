@@ -1,9 +1,9 @@
 """The noise on what a device sends, and the epsilon that the device has spent.
 
 The mechanism is the discrete Gaussian (Canonne, Kamath and Steinke 2020): values are clipped and
-rounded to integers, noise is added in exact integer arithmetic, and the sums are scaled back. The
-low bits of floating-point noise, in contrast, can reveal the values (Mironov 2012). Random bits
-come from the operating system, because the server knows the run's seed.
+rounded to an integer grid, noise is added in exact integer arithmetic, and the sums are scaled
+back. (The low bits of floating-point noise could reveal the values; Mironov 2012.) Random bits come
+from the operating system, because the server knows the run's seed.
 A release is one noised result, such as the mean losses of an update.
 """
 
@@ -241,7 +241,7 @@ class PrivacyAccount:
         return privacy
 
     def charge(self, privacy: PrivacySpec) -> Precision:
-        """Return a release's target and precision, 1 / noise_multiplier**2, to be added up.
+        """Return a release's target and precision, 1 / noise_multiplier**2; the state adds it up.
 
         Raises:
             Declining: The count cannot be read.
@@ -284,8 +284,8 @@ class PrivacyAccount:
         if epsilon > max_epsilon:
             raise Unfit(
                 _SPENT,  # The server does not get the figures: they include other servers' runs.
-                shown=f"{_SPENT}: at most {max_epsilon:g} at delta {self.required.delta:g}, "
-                f"{self.epsilon:.4g} is spent, and it would be {epsilon:.4g}",
+                shown=f"{_SPENT}: {self.epsilon:.4g} is spent, the work would raise it to "
+                f"{epsilon:.4g}, the maximum is {max_epsilon:g} (delta {self.required.delta:g})",
             )
 
     def _epsilon(self, precisions: dict[str, float]) -> float:

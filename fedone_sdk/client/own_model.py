@@ -34,7 +34,7 @@ _MAX_TOKENS = 512
 
 
 async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
-    """Score the prompts at the positions `missing`; each answer is stored as soon as it arrives.
+    """Score the prompts with the indices `missing`; each answer is stored as soon as it arrives.
 
     A prompt that occurs twice is sent once, and counts as two queries. The queries are added to
     `lease`, a reservation of the device's budget, when they are sent.
@@ -43,7 +43,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    # If `before_send` held all texts back, the reported number of queries does not reveal it.
+    # If `before_send` held all texts back, the reported number of queries must not reveal this.
     if not batch.texts:
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
@@ -58,7 +58,9 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         await score_all(recorded, queries)
     except (BackendError, BudgetError) as exc:
         _log.warning("the device's model failed", reason=str(exc))
-        if batch.private and type(exc) is BackendError:  # A text may be the cause: do not decline.
+        if (
+            batch.private and type(exc) is BackendError
+        ):  # A decline would reveal that a text failed.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
@@ -70,7 +72,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
 async def _queries(
     step: Step, missing: Sequence[int], backend: LLMBackend, payer: BudgetGuard
 ) -> dict[Query, list[int]]:
-    """Return each query with the positions of the prompts that it scores."""
+    """Return each query with the indices of the prompts that it scores."""
     run, batch, changed = step.work.run, step.batch, {}
     if step.proposal is not None and run.reflection is not None:
         changed = {run.reflection.slot: step.proposal.text}
@@ -151,7 +153,7 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     reflection, num_proposals = work.run.reflection, work.runs.num_proposals
     if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
         return None
-    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # A limit of the device itself.
+    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # The device's own limit per run.
         return None
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)

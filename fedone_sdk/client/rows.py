@@ -278,7 +278,7 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Return the counts of scored, failed and vetoed examples; if `private`, all as scored.
+        """Count scored, failed and vetoed examples; if `private`, all examples count as scored.
 
         Raises:
             Declining: Too few examples were scored.

@@ -95,8 +95,8 @@ MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
 
 MAX_CALL_WAIT_S = 3.0
-"""The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn, because a
-mobile system lets an app work for minutes only."""
+"""The longest ``Retry-After`` that a call waits for, seconds. After a longer one the call fails,
+because a mobile system lets an app work for minutes only."""
 
 P = ParamSpec("P")
 
@@ -313,7 +313,7 @@ _MARGIN_S = 2.0
 
 
 class Paused(errors.FedOneError):
-    """The client stops while the app's condition is false; the work stays in the device's state."""
+    """The client was stopped while the app's condition was false; its state has the work."""
 
 
 class Condition:

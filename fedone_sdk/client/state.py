@@ -396,7 +396,7 @@ class Unsent(Message):
 class Journal:
     """The entries of one assignment: answers, spending, noise, and the update until it is accepted.
 
-    The entries contain numbers, digests, and the text that a reflection wrote.
+    The entries contain numbers, digests, and the candidate that a model wrote.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
@@ -434,7 +434,7 @@ class Journal:
 
     @property
     def written(self) -> str | None:
-        """The text that the reflection wrote; a restart does not pay for it again."""
+        """The candidate that a model wrote; after a restart it is not paid for again."""
         return self._get(str, "written")
 
     @written.setter
@@ -449,7 +449,7 @@ class Journal:
     def check(self) -> None:
         """Check that, if noise was drawn, the noised numbers are still stored."""
         if self._noised in self._state.keys("", "noised") and not self.releases:
-            raise Declining("the noise of this work was drawn before, and its update is gone")
+            raise Declining("noise was drawn for this work before, and the noised result is lost")
 
     def release(
         self,

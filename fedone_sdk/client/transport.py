@@ -36,10 +36,10 @@ def server_url(text: str) -> URL:
 
 
 def _http_url(text: str) -> URL | None:
-    """Parse a URL with a host; None if it is malformed or has another scheme."""
+    """Parse an http(s) URL; None if it is malformed, or has no host or another scheme."""
     try:
         url = URL(text)
-        (url.raw_host or "").encode("idna")  # as the resolver does
+        (url.raw_host or "").encode("idna")  # The resolver would raise the same error later.
     except ValueError:
         return None
     return url if url.scheme in ("http", "https") and url.host else None
@@ -215,7 +215,7 @@ _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
 _SCORE_S = 600.0
-"""Additional wait for a model's answer, seconds; the assignment's deadline is shorter."""
+"""Additional wait for a model's answer, seconds; the assignment usually expires earlier."""
 
 
 class Idle(messages.Message):

@@ -75,7 +75,7 @@ class Step:
 
     @property
     def missing(self) -> list[int]:
-        """The positions of the prompts without answers."""
+        """The indices of the prompts without answers."""
         return [place for place in range(len(self.keys)) if self.answered(place) is None]
 
     async def keep(
@@ -87,8 +87,8 @@ class Step:
         """Add the model's answers to the journal; of a written text only its loss is stored.
 
         Args:
-            answers: For each prompt, the positions at which it occurs, and the model's answers, one
-                for each example; None for an example that failed.
+            answers: For each prompt, its indices in the step, and the model's answers, one for each
+                example; None for an example that failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
@@ -209,7 +209,7 @@ class Work:
         num_prompts, leased = self.num_prompts, assignment.leased_queries
         if num_prompts > leased:
             raise Declining(
-                f"the assignment has {num_prompts} prompts, and leases {leased} queries"
+                f"the assignment has {num_prompts} prompts, but reserves {leased} queries"
             )
         is_losses = isinstance(assignment, messages.LossesAssignment)
         if is_losses and run.privacy and not self._noise:
@@ -299,12 +299,12 @@ class Work:
                 method.check(with_memory)
                 return with_memory
             except (ValueError, KeyError) as exc:
-                _log.warning("unfit method memory ignored", error=str(exc))
+                _log.warning("the method's stored state is invalid, and ignored", error=str(exc))
         return state
 
     @property
     def _num_examples(self) -> int:
-        """The device's weight; 1 under privacy."""
+        """The device's weight in an average over devices; 1 under privacy."""
         return len(self.rows) if self.run.privacy is None else 1
 
     async def _step(
@@ -392,24 +392,24 @@ class Work:
         return values, {"by_class": by_class, "class_counts": counts}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Score the prompts at the positions `missing`; store each answer when it arrives."""
+        """Score the prompts with the indices `missing`; store each answer when it arrives."""
         ask, budget = self._ask_gateway, self.device.budget
         if self.device.backend is not None:
             from fedone_sdk.client.own_model import ask
         worst = Usage(queries=len(missing))
         paid = nullcontext(Lease("", worst)) if budget is None else budget.reserve(worst)
         async with paid as lease:
-            lease.release()  # `ask` adds what it sends, because it may end early.
+            lease.release()  # Now nothing is charged; `ask` adds each query that it sends.
             await ask(step, missing, lease)
 
     async def _ask_gateway(self, step: Step, missing: Sequence[int], lease: Lease) -> None:
-        """Send to the gateway the requests that contain these prompts.
+        """Send the gateway the requests that contain the prompts with the indices `missing`.
 
         After a restart a request is the same as before, so that the server charges it only once.
         """
         session, wanted = self.device.session, set(missing)
         requests = request_ranges(len(step.keys), len(step.batch.texts))
-        # If one request has all prompts of the assignment, it omits them: the server knows them.
+        # A request for all prompts of the assignment omits them, because the server knows them.
         is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):
@@ -466,7 +466,7 @@ def _answers(
     if scores.log_probs is not None:
         rows = scores.log_probs.rows() if scores.log_probs.shape == shape else []
     if len(rows) != num_prompts or any(len(row) != num_examples for row in rows):
-        raise Declining("the server's answer does not fit what was asked")
+        raise Declining("the server's answer has another shape than the request")
     for prompt, example in scores.failed:
         if 0 <= prompt < num_prompts and 0 <= example < num_examples:
             rows[prompt][example] = None

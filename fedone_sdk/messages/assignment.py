@@ -80,7 +80,7 @@ class LossesAssignment(_Assignment):
     """Work in the ``losses`` exchange: score prompts and return one loss for each prompt.
 
     Attributes:
-        prompts: I prompts as n indices of candidates in the run's vocabulary, shape (I, n).
+        prompts: I prompts of n candidate indices (in the run's vocabulary) each, shape (I, n).
         biases: With label calibration, the biases of the C labels for each prompt, float32, shape
             (I, C). They are added to the label words' log-probabilities, nats.
         reflect: Whether the client may propose a candidate. If so, one of the reserved queries is
@@ -122,7 +122,7 @@ class RunTask(Message):
 
     Attributes:
         prompt_len: n, number of positions of a prompt.
-        vocab_size: N, number of candidates of a position.
+        vocab_size: N, largest number of candidates of a position.
         blank: Index of the blank, the empty candidate, if it is the same at all positions.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
             most N) and index of its blank.

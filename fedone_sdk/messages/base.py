@@ -41,7 +41,7 @@ MAX_MODEL_CHARS = 300
 """Maximal length of a model's fingerprint."""
 
 SERVED_BY = " (system_fingerprint "
-"""Precedes the ``system_fingerprint`` of a model's server in the name of a reported model."""
+"""Text between a reported model's name and the ``system_fingerprint`` of the model's server."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
 """A seed of a random stream; below 2^53 so that every JSON parser keeps it exact."""
@@ -53,7 +53,7 @@ def is_none(value: object) -> bool:
 
 
 PROTOCOL_HEADER = "FedOne-Protocol"
-"""Header with the sender's version in requests, and the server's in responses."""
+"""Header with the protocol version of the sender, in requests and responses."""
 
 PROTOCOL_VERSION = 1
 """The version that this SDK speaks."""

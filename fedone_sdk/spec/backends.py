@@ -36,7 +36,7 @@ class LimitsSpec(Spec):
     Attributes:
         requests_per_minute: Maximum requests; with null, only the limits that the provider states
             in response headers apply.
-        tokens_per_minute: Maximum prompt and completion tokens together; null as above.
+        tokens_per_minute: The same limit for prompt and completion tokens together.
         concurrency: Maximum concurrent requests.
     """
 

@@ -120,7 +120,8 @@ def load_yaml(path: str | Path) -> Any:
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
     """Return one line per wrong key, but none for a key above another wrong key.
 
-    If a value may have several types, pydantic also reports why the other types do not match.
+    If a value may have several types, pydantic reports an error for each type. An error deeper in
+    the value probably belongs to the type that was meant.
     """
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
@@ -134,9 +135,9 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield the keys that the file contains: ``candidates: labels`` has no key ``kind``."""
+    """Yield those `keys` that the file contains: ``candidates: labels`` has no key ``kind``."""
     for key in keys:
-        # ``{env: NAME}`` is written in place of a text.
+        # ``{env: NAME}`` stands for a text.
         is_secret = isinstance(value, Mapping) and value.keys() == {"env"}
         is_list = isinstance(value, list | tuple)
         if isinstance(value, str) or is_secret or (is_list and isinstance(key, str)):

@@ -29,7 +29,7 @@ from fedone_sdk.vocabulary import (
 )
 
 Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
-"""Probabilities of the tokens at one position."""
+"""Probabilities of candidates at one position."""
 
 Start = tuple[tuple[tuple[int, float], ...], ...]
 """For each position, pairs of a candidate's index and its probability at the start of the run."""
@@ -166,13 +166,13 @@ class PromptSpec(Spec):
     """The tuned prompt.
 
     Attributes:
-        length: n, the number of positions. With slots it is their sum over all slots.
+        length: n, the number of positions. With slots it is computed from the slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
         start: Warm start: a text, which becomes a candidate and has probability 1/2 at the first
-            position; or, per position, probabilities of tokens, for example from an earlier
-            run's alpha. The rest of a position's probability is uniform over all candidates. At a
-            position without an entry, the empty candidate has probability 1/2. Null is uniform.
+            position; or a list with probabilities of candidates for each position. The rest of a
+            position's probability is uniform over all candidates. At the other positions the blank
+            (empty) candidate has probability 1/2. With null, all candidates are equally probable.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """
@@ -210,16 +210,18 @@ class PromptSpec(Spec):
         if self.start is None:
             return self
         if len(self.start) > self.length:
-            raise ValueError(f"start: has {len(self.start)} positions, the prompt {self.length}")
+            raise ValueError(
+                f"start: has {len(self.start)} positions, but the prompt has {self.length}"
+            )
         blank = self.vocabulary is not None and self.vocabulary.blank
         if len(self.start) < self.length and not blank:
             raise ValueError(
-                f"start: has {len(self.start)} of {self.length} positions; for the others "
-                "vocabulary must have a blank"
+                f"start: has {len(self.start)} of {self.length} positions; it must have all, "
+                "because the vocabulary has no blank (empty) candidate"
             )
         for position, shares in enumerate(self.start):
             if sum(shares.values()) > 1.0 + _ROUNDING:
-                raise ValueError(f"start: the shares of position {position} are more than 1")
+                raise ValueError(f"start: the probabilities of position {position} exceed 1")
         return self
 
     @model_validator(mode="after")
@@ -260,7 +262,7 @@ class PromptSpec(Spec):
 
     @property
     def proposed_slot(self) -> str | None:
-        """The slot of the proposer; None without a proposer."""
+        """The slot that the proposer writes for; None without a proposer."""
         if self.proposer is None:
             return None
         built_in = [slot.name for slot in self.slots if slot.candidates.kind == "instructions"]

@@ -91,14 +91,11 @@ class RunSpec(Spec):
             )
         if self.task.slots and self.task.slots != self.prompt.text_slots:
             raise ValueError(
-                f"task.slots: are {', '.join(self.task.slots)}; the text slots of prompt.slots are "
-                f"{', '.join(self.prompt.text_slots) or 'none'}"
+                f"task.slots: must be {', '.join(self.prompt.text_slots) or 'empty'}, the slots of "
+                "prompt.slots besides labels"
             )
         if self.prompt.proposer is not None and not self.method.pools:
-            raise ValueError(
-                "prompt.proposer: needs a method that keeps a pool of prompts; "
-                f"{self.method.name} does not"
-            )
+            raise ValueError(f"prompt.proposer: needs {sections.SEARCHES}, not {self.method.name}")
         if self.prompt.reflects and self.privacy is not None:
             raise ValueError(
                 "prompt.proposer: kind must be scores with privacy, because with reflection a "
@@ -125,7 +122,7 @@ class RunSpec(Spec):
         return self
 
     def check_shared_memory(self, method: str, memories: str) -> None:
-        """Raise ``ValueError`` if several clients would change a method's memory in a round."""
+        """Raise ``ValueError`` if several clients a round would need an average of their states."""
         part = self.participation
         if part.clients_per_round > 1 and self.method.local_steps > 1:
             raise ValueError(
@@ -154,7 +151,7 @@ class RunSpec(Spec):
         """Return why calibration by labels is not supported; None if it is supported."""
         reason = self.against_bias()
         if reason is None and not self.method.pools:
-            reason = f"needs a method that keeps a pool of prompts; {self.method.name} does not"
+            reason = f"needs {sections.SEARCHES}, not {self.method.name}"
         return reason and f"calibration: labels {reason}"
 
     def _check_defence(self) -> None:
@@ -174,7 +171,7 @@ class RunSpec(Spec):
         """Return the spec of a run on a server, where ``defence`` is ``standard`` by default.
 
         Raises:
-            SpecError: The spec does not set ``defence``, and does not support ``standard``.
+            SpecError: The spec does not set ``defence``, and cannot be combined with ``standard``.
         """
         if "defence" in self.model_fields_set:
             return self
@@ -185,7 +182,7 @@ class RunSpec(Spec):
         try:
             spec._check_defence()
         except ValueError as exc:
-            raise SpecError(f"{exc}: standard is the default of a served run; set defence") from exc
+            raise SpecError(f"{exc}; a served run has one unless you set defence: none") from exc
         return spec
 
     def check_caps(self, bounds: Collection[str]) -> None:
@@ -201,8 +198,8 @@ class RunSpec(Spec):
                     "(prompt and completion, US dollars per million tokens), or cap tokens instead"
                 )
             raise SpecError(
-                f"budget.{unit}: the server cannot bound this before it is spent (it can "
-                f"bound {', '.join(sorted(bounds))})"
+                f"budget.{unit}: cannot be capped, because this cost of a request is not known "
+                f"before it is sent; allowed: {', '.join(sorted(bounds))}"
             )
 
     def is_same_run(self, other: RunSpec) -> bool:
@@ -255,14 +252,14 @@ class _File(Spec):
 
 
 def load_backend(path: str | Path) -> BackendSpec:
-    """Read a backend from a YAML file: the keys of its section, or a RUN.yaml with the section.
+    """Read a backend from a RUN.yaml, or from a file with the keys of its section ``backend``.
 
     Raises:
         SpecError: As for `RunSpec.load`.
     """
     source, document = str(path), load_yaml(path)
     if not isinstance(document, dict):
-        raise SpecError("must be a mapping: kind, model ...; or backend: {...}", source=source)
+        raise SpecError("must be a mapping with kind, model ..., or with backend", source=source)
     if "backend" not in document and "task" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend

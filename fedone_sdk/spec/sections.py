@@ -44,7 +44,7 @@ BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per min
 
 class _MethodSpec(Spec):
     pools: ClassVar[bool] = False
-    """Whether the method keeps a pool of whole prompts, which it scores repeatedly."""
+    """Whether the method keeps a pool of whole prompts and scores them repeatedly (`SEARCHES`)."""
 
     exchange: ClassVar[Exchange] = "alpha"
 
@@ -58,17 +58,17 @@ class _MethodSpec(Spec):
         return str(getattr(self, "name", ""))
 
     @property
-    def remembers(self) -> bool:
+    def keeps_client_state(self) -> bool:
         """Whether the method has a state per client, which is kept between rounds."""
         return False
 
 
 class GradientSpec(_MethodSpec):
-    """The paper's methods: gradient descent on a distribution over tokens.
+    """The paper's methods: gradient descent on alpha, the parameters of a distribution of prompts.
 
     Attributes:
         name: ``gs-bdpl`` is Gumbel-Softmax black-box discrete prompt learning; ``bdpl`` is the
-            earlier method, in which alpha has the tokens' probabilities (Diao et al. 2022).
+            earlier method, in which alpha has the candidates' probabilities (Diao et al. 2022).
         tau: Gumbel-Softmax temperature; ``gs-bdpl`` only, 0.1 by default.
         optimizer: Optimiser of the local step; the state of AdamW is kept per client.
         learning_rate: Learning rate of the local step.
@@ -91,20 +91,20 @@ class GradientSpec(_MethodSpec):
         return None
 
     @property
-    def remembers(self) -> bool:
+    def keeps_client_state(self) -> bool:
         """Whether the optimiser is AdamW, whose moments are stored."""
         return self.optimizer == "adamw"
 
 
 class SearchSpec(_MethodSpec):
-    """Searches over whole prompts. The end of a run is successive halving of the best prompts.
+    """Searches over whole prompts. At the end, successive halving chooses among the best prompts.
 
     Attributes:
         name: ``thompson`` is Thompson sampling on a Gaussian process, which learns about a prompt
             from others with the same candidates; ``random`` tries random prompts; ``tpe`` is
             Optuna's Tree-structured Parzen Estimator (extra `optuna`).
-        halving: Fraction of the run for successive halving. With 0, ``tpe`` deploys the prompt with
-            the lowest mean loss.
+        halving: Fraction of the run for successive halving. With 0 there is none, and ``tpe``
+            deploys the prompt with the lowest mean loss.
     """
 
     pools: ClassVar[bool] = True
@@ -141,6 +141,8 @@ class OwnMethodSpec(_MethodSpec):
         return self.model_copy(update={"object": None, "options": {}})
 
 
+SEARCHES = "method thompson, random or tpe"
+
 MethodSpec = Annotated[
     Annotated[GradientSpec | SearchSpec | OwnMethodSpec, Field(discriminator="name")],
     BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
@@ -159,11 +161,12 @@ class ParticipationSpec(Spec):
             in proportion to the clients' numbers of examples (as in the paper's proof).
         aggregation: ``plain`` is the mean of the clients' alpha (the paper's Algorithm 1);
             ``examples`` weights it by the clients' numbers of examples (the paper's code).
-        min_clients: Number of waiting clients from which the first round starts.
+        min_clients: The first round starts when this many clients wait for work. Null: all clients
+            of `data`; without `data`, `clients_per_round` (1 with selection ``proportional``).
         deadline_s: A client loses its place in the round after this many seconds without a message.
-        own_models: Charge for the work of a device with its own model. ``charged``: the whole
-            reserved amount; ``trusted``: the amount that the device reports. With null, a run
-            without a gateway uses ``charged``, and a run with a gateway refuses such devices.
+        own_models: What the budget is charged for the work of a device with its own model.
+            ``charged``: the reserved amount; ``trusted``: the amount that the device reports. With
+            null, a run without a gateway uses ``charged``; others refuse such devices.
         model: Fingerprint of the model that devices with their own model must have; devices with
             another model decline. Null is the gateway's model; a run without a gateway must set it.
     """
@@ -191,12 +194,12 @@ class EvaluationSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
+    """Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
 
     Attributes:
-        kind: ``labels`` fits a bias for each prompt, without further queries: the updates contain
-            derivatives of the losses. The method must be a search, and the loss a cross-entropy
-            over label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
+        kind: ``labels`` fits a bias for each prompt from derivatives of the losses in the updates,
+            without further queries. The method must be a search, and the loss a cross-entropy over
+            label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"
@@ -208,7 +211,7 @@ class CalibrationSpec(Spec):
 
 
 class DefenceSpec(Spec):
-    """Defences against false losses (docs/explanation/defences.md). The section may be a kind only.
+    """Defences against false losses (docs/explanation/defences.md). The section may be only a kind.
 
     Attributes:
         kind: ``none``, or ``standard`` for devices that you do not control: the server scales down
@@ -259,9 +262,9 @@ class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
 
     Attributes:
-        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
-            which protects one example. ``alpha`` clips the step of alpha and adds noise to each
-            entry, which protects all data of a device, and needs the ``alpha`` exchange.
+        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss. This
+            protects one example. ``alpha`` clips the step of alpha and adds noise to each entry.
+            This protects all data of a device; it needs the ``alpha`` exchange.
         clip: Maximum loss of one example, or maximum L2 norm of a step of alpha.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         delta: The delta of (epsilon, delta)-differential privacy.
@@ -283,8 +286,8 @@ class RequiredPrivacy(Spec):
         delta: The delta of (epsilon, delta)-differential privacy, independent of the run's delta.
         min_noise_multiplier: The device declines work with a smaller noise multiplier.
         unit: Unit of privacy. ``label``: the label of one example; the server may see texts.
-            ``example``: one whole example. ``device``: all data of the device, which only runs
-            with target ``alpha`` protect.
+            ``example``: one whole example. ``device``: all data of the device; only runs with
+            target ``alpha`` protect them.
     """
 
     max_epsilon: _Positive

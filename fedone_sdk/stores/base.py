@@ -29,7 +29,7 @@ SERVER = -1
 """The client index under which the server's memory is stored."""
 
 Signals = Callable[[str | None], None]
-"""Listener for signals, short messages of other replicas; None means that some may be lost."""
+"""Listener for signals, short messages of other replicas; gets None if some may have been lost."""
 
 
 class VersionConflict(FedOneError):
@@ -111,7 +111,7 @@ class ClientRecord:
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
         if self.runs != token.runs:
-            raise TokenRefused("this client enrolled for other runs: it needs a new nonce")
+            raise TokenRefused("this client enrolled for other runs; for these, use a new nonce")
         return replace(self, credential_sha256=client.credential_sha256, previous_sha256=None)
 
 
@@ -154,7 +154,7 @@ class RunRecord(RunHead):
 class ClosedWork:
     """A closed assignment, stored to answer repeated and late updates.
 
-    `outcome` is ``accepted``, or the reason why the assignment ended without an update.
+    `outcome` is ``accepted``, with the response in `receipt`; or why there was no update.
     """
 
     assignment_id: str
@@ -185,7 +185,7 @@ class StoredMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """All changes of one event, committed atomically.
+    """All changes of a run by one event, such as an update; committed atomically.
 
     Attributes:
         document: The new state without its arrays.
@@ -270,7 +270,7 @@ class Store(Protocol):
         """Change fields of a `ClientRecord`; raise ``IndexError`` for an unknown index."""
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return the indices of clients that were last seen before a time, without retired ones."""
+        """Return the indices of clients, except retired ones, that were last seen before a time."""
 
     async def retire_client(self, index: int, now: float) -> None:
         """Erase a client permanently, except for its index and public id, which runs refer to."""
@@ -323,13 +323,13 @@ class Store(Protocol):
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """Return a run's log after the version `after`, in order: entries of one kind, or all.
+        """Return a run's log after the version `after`, in order; with `kind`, only this kind.
 
-        More than `limit` entries are returned only to complete the last commit. See `log_pages`.
+        A commit's entries are returned together, even if they are then more than `limit`.
         """
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Delete a run's log with its memories, its closed work, or both; the run stays."""
+        """Delete a run's log and memories (`log`), its closed work (`closed`), or both."""
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
         """Delete a run at `version` permanently, with all its data; errors as for `commit`.

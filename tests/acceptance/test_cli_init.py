@@ -63,7 +63,7 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     again = ("init", "my tickets.csv", "--model", "roberta-mini")
     outcome = fedone(*again)
     assert outcome.code == 2
-    assert outcome.err.startswith("arguments: run.yaml exists: --fresh replaces it")
+    assert outcome.err.startswith("arguments: run.yaml exists; --fresh replaces it")
     assert Path("run.yaml").read_bytes() == before
     assert fedone(*again, "-o", "other.yaml").code == 0
     assert fedone(*again, "--fresh", "--queries", 12).code == 0
@@ -204,7 +204,7 @@ def test_four_questions_at_most(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "kind"], "--label: 'kind' is not a column; likely: Sentiment, device"),
+        (["--label", "kind"], "--label: 'kind' is not a column; possible columns: Sentiment, d"),
         (["--text", "Sentiment"], "--text: 'Sentiment' has no texts"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],

@@ -47,7 +47,7 @@ async def test_more_prompts_than_leased(
             "memory:", token=TOKEN, data=DATA, transport=transport, wait_s=0.0, **options
         ) as client:
             assert (await client.run_once()).outcome == "declined"
-    assert f"leases {leased} queries" in transport.declines[0].reason
+    assert f"but reserves {leased} queries" in transport.declines[0].reason
     assert (gateway.asked, model.asked, transport.updates) == ([], [], [])
 
 

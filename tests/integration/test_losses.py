@@ -588,7 +588,7 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("name", "output"),
         [
-            (None, "task.score: is required for loss score: exact_match, contains, "),
+            (None, "task.score: is required for loss score; set exact_match, contains, "),
             ("json:__name__", "task.score: 'json:__name__' is not a function or class"),
             ("{module}:f", "ZeroDivisionError: division by zero"),
         ],

@@ -214,7 +214,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("backend", "budget", "message"),
         [
-            (None, {"usd": 5}, r"budget\.usd: the server cannot bound this .*can bound queries\)"),
+            (None, {"usd": 5}, r"budget\.usd: cannot be capped, .*allowed: queries"),
             (None, {"requests": 5, "queries": 9}, r"budget\.requests"),
         ],
     )

@@ -138,7 +138,7 @@ class TestJournal:
             Journal(state, f"a{number}").finish(unsent_of(number))
         if restarts:
             state = DeviceState(tmp_path, SERVER)
-        with pytest.raises(Declining, match="the noise of this work was drawn before"):
+        with pytest.raises(Declining, match="noise was drawn for this work before"):
             Journal(state, "a0").check()
         Journal(state, "a0").delete()
         Journal(state, "a0").check()

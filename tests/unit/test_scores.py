@@ -212,7 +212,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"regex": {}}, "task.score.regex.pattern: Missing required"),
         ({"regex": {"pattern": "("}}, "task.score.regex: pattern: missing"),
         ({"rouge_l": {"n": 2}}, "task.score.rouge_l: .*unexpected keyword argument 'n'"),
-        ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; its types"),
+        ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; the known"),
         ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
     ],

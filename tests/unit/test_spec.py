@@ -230,7 +230,7 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
         ({"task": {**FIVE, "bias": [0, 0, 0, 0, 1]}},
          "calibration: labels needs a task without a bias"),
         ({"method": {"name": "gs-bdpl"}},
-         "calibration: labels needs a method that keeps a pool of prompts; gs-bdpl does not"),
+         "calibration: labels needs method thompson, random or tpe, not gs-bdpl"),
     ],
 )  # fmt: skip
 def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:
@@ -261,11 +261,11 @@ def test_a_warm_start_from_a_text_or_weights() -> None:
     ("prompt", "line"),
     [
         ({"vocabulary": SMALL["prompt"]["vocabulary"], "start": "Say:"},
-         "prompt.start: has 1 of 2 positions; for the others vocabulary must have a blank"),
+         "prompt.start: has 1 of 2 positions; it must have all, because the vocabulary"),
         ({"vocabulary": WORDS, "start": [{"a": 1}, {"a": 1}, {"a": 1}]},
-         "prompt.start: has 3 positions, the prompt 2"),
+         "prompt.start: has 3 positions, but the prompt has 2"),
         ({"vocabulary": WORDS, "start": [{"a": 0.7, "b": 0.4}]},
-         "prompt.start: the shares of position 0 are more than 1"),
+         "prompt.start: the probabilities of position 0 exceed 1"),
         ({"vocabulary": WORDS, "start": [{"a": 0}]}, "prompt.start.0.a: input should be greater"),
         ({"vocabulary": WORDS, "start": []}, "prompt.start: "),
         ({"vocabulary": None}, "prompt.vocabulary: is required without slots"),

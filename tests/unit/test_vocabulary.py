@@ -48,7 +48,7 @@ def test_sha256_is_over_canonical_json() -> None:
 
 @pytest.mark.parametrize(
     ("candidates", "message"),
-    [(("a",), "needs at least 2"), (("a", "b", "a"), "'a' is repeated, as number 0 and 2"),
+    [(("a",), "needs at least 2"), (("a", "b", "a"), "'a' is repeated: candidates 0 and 2"),
      (("", ""), "'' is repeated"), (("a", "b" * 4001), "at most 4000 characters"),
      (("a", "\ud800"), r"valid string|unicode"),
      (tuple(map(str, range(65_537))), "at most 65536 items")],
@@ -165,7 +165,7 @@ def test_file_lines_are_verbatim(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("v.txt", b"a\nb\na\n", r"v\.txt: candidates: 'a' is repeated, as number 0 and 2"),
+        ("v.txt", b"a\nb\na\n", r"v\.txt: candidates: 'a' is repeated: candidates 0 and 2"),
         ("v.txt", b"a\n" + b"b" * 4001, r"v\.txt: candidates: number 1: .*at most 4000"),
         ("v.txt", b"a\n", r"v\.txt: has 1 candidates"),
         ("v.txt", b"\xff\n", r"v\.txt: is not UTF-8 text"),

@@ -218,8 +218,11 @@ async def test_the_server_tells_a_client_what_it_needs(
     ("options", "message"),
     [
         # vLLM's own choice, from config.json, is 130.
-        ((), "start it with --max-model-len 128"),
-        (("--max-model-len", "128", "--enable-chunked-prefill"), "start it without --enable-chunk"),
+        ((), "start vLLM with --max-model-len 128"),
+        (
+            ("--max-model-len", "128", "--enable-chunked-prefill"),
+            "start vLLM without --enable-chunk",
+        ),
     ],
 )
 def test_options_that_give_wrong_numbers_are_refused_at_the_start(
@@ -235,7 +238,7 @@ def test_another_model_is_refused_at_the_start(tmp_path: Path, tiny_llama: Path)
     options = ("--runner", "pooling", *PLUGIN)
     with pytest.raises(DeadServer), serving(tiny_llama, tmp_path / "log", *options):
         pass
-    assert "serves RobertaForMaskedLM, and the model is LlamaForC" in (tmp_path / "log").read_text()
+    assert "serves RobertaForMaskedLM, but the model is LlamaForC" in (tmp_path / "log").read_text()
 
 
 def test_vllm_finds_both_parts_by_one_name() -> None:

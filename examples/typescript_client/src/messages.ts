@@ -154,7 +154,7 @@ export interface RunTask {
    */
   prompt_len: number;
   /**
-   * N, number of candidates of a position.
+   * N, largest number of candidates of a position.
    */
   vocab_size: number;
   /**
@@ -230,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A message cannot make the SDK import a function.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A function named in a message is never imported.
    */
   score?:
     | string
@@ -282,7 +282,7 @@ export interface Description {
    */
   text?: string;
   /**
-   * What the label tells about the text, a noun without an article: `sentiment`.
+   * What the label says about the text, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
@@ -292,7 +292,7 @@ export interface Description {
 }
 export interface JsonValue {}
 /**
- * The paper's methods: gradient descent on a distribution over tokens.
+ * The paper's methods: gradient descent on alpha, the parameters of a distribution of prompts.
  */
 export interface GradientSpec {
   /**
@@ -308,7 +308,7 @@ export interface GradientSpec {
    */
   batch_size?: number;
   /**
-   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the tokens' probabilities (Diao et al. 2022).
+   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the candidates' probabilities (Diao et al. 2022).
    */
   name: "gs-bdpl" | "bdpl";
   /**
@@ -329,7 +329,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts. The end of a run is successive halving of the best prompts.
+ * Searches over whole prompts. At the end, successive halving chooses among the best prompts.
  */
 export interface SearchSpec {
   /**
@@ -349,7 +349,7 @@ export interface SearchSpec {
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the lowest mean loss.
+   * Fraction of the run for successive halving. With 0 there is none, and `tpe` deploys the prompt with the lowest mean loss.
    */
   halving?: number;
 }
@@ -386,7 +386,7 @@ export interface OwnMethodSpec {
  */
 export interface PrivacySpec {
   /**
-   * `losses` clips each example's loss and adds noise to each prompt's mean loss, which protects one example. `alpha` clips the step of alpha and adds noise to each entry, which protects all data of a device, and needs the `alpha` exchange.
+   * `losses` clips each example's loss and adds noise to each prompt's mean loss. This protects one example. `alpha` clips the step of alpha and adds noise to each entry. This protects all data of a device; it needs the `alpha` exchange.
    */
   target?: "losses" | "alpha";
   /**
@@ -407,11 +407,11 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
+ * Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt, without further queries: the updates contain derivatives of the losses. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
@@ -477,7 +477,7 @@ export interface Score {
    */
   assignment_id: string;
   /**
-   * Shape (P, n), candidate indices; absent if they are the assignment's prompts.
+   * P prompts as candidate indices, shape (P, n); absent for the assignment's prompts.
    */
   prompts?: Tensor | null;
   /**
@@ -569,7 +569,7 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Each prompt has 2 + C numbers for each group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C labels and K groups of scored examples. There is a group for each class (at most 4 labels), or one for all examples (more labels, or privacy). The 2 + C numbers are the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**

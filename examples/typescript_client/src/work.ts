@@ -182,7 +182,7 @@ export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number
   }
   if (!(prompts.length <= assignment.leased_queries)) {
     throw new Declining(
-      `the assignment names ${prompts.length} prompts, and leases ${assignment.leased_queries} ` +
+      `the assignment has ${prompts.length} prompts, but reserves ${assignment.leased_queries} ` +
         "queries",
     );
   }

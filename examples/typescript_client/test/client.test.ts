@@ -553,8 +553,8 @@ test("work that the device does not accept is declined before anything is asked"
   const label = { maxEpsilon: 8, unit: "label" } as const;
   const run = (changes: object) => ({ ...RUN, privacy: { ...PRIVACY, ...changes } });
   const cases: [WorkPolicy, object, object, RegExp][] = [
-    [{}, { leased_queries: 3 }, RUN, /names 4 prompts, and leases 3 queries/],
-    [{}, { leased_queries: undefined }, RUN, /names 4 prompts, and leases undefined/],
+    [{}, { leased_queries: 3 }, RUN, /has 4 prompts, but reserves 3 queries/],
+    [{}, { leased_queries: undefined }, RUN, /has 4 prompts, but reserves undefined/],
     [{ budget: { queries: 3 } }, {}, RUN, /budget has nothing left/],
     [{ privacy: label }, {}, RUN, /the run asks for none/],
     [{ privacy: { ...label, minNoiseMultiplier: 5 } }, {}, run({}), /at least 5, and .* is 4/],

@@ -148,7 +148,7 @@ class OpenWork:
     async def _is_fit(
         self, run: ServedRun, message: messages.AlphaUpdate | messages.LossesUpdate
     ) -> bool:
-        """Whether the new text in an update, if it has one, can become a candidate."""
+        """Whether the text that an update proposes, if any, can become a candidate."""
         if isinstance(message, messages.AlphaUpdate) or message.proposal is None:
             return True
         model = None if self.gateway is None else self.gateway.backend

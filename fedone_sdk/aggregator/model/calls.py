@@ -87,27 +87,27 @@ class CallBudget:
 
     async def grant(self, worst: Usage) -> None:
         """Reserve the amount `worst`, or raise why it is refused."""
-        attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
+        reservation_id = f"{self._run.replica}/{uuid.uuid4().hex}"
         # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
-        self._reservations[attempt] = None
+        self._reservations[reservation_id] = None
         try:
-            await self._reserve(attempt, worst)
+            await self._reserve(reservation_id, worst)
         except BaseException as exc:
             self.granted -= worst
             if isinstance(exc, errors.ProblemError):
-                del self._reservations[attempt]
+                del self._reservations[reservation_id]
             raise
-        self._reservations[attempt] = worst
+        self._reservations[reservation_id] = worst
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
         """Divide `spent` among the reservations; the last one also pays what exceeds their sum."""
         granted = [key for key, worst in self._reservations.items() if worst is not None]
-        for attempt, worst in self._reservations.items():
-            is_last = attempt in granted[-1:]
+        for reservation_id, worst in self._reservations.items():
+            is_last = reservation_id in granted[-1:]
             share = spent if is_last else spent - spent.beyond(worst or NOTHING)
             spent -= share
-            yield attempt, share
+            yield reservation_id, share
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
@@ -252,7 +252,7 @@ class BugCounter:
 
     async def add(self, run: ServedRun, bug: Exception) -> bool:
         """Record a call that raised; return whether the run is paused."""
-        # Formatted here: some log renderers print local variables, which contain texts.
+        # Formatted here: some log renderers print local variables, which contain devices' texts.
         lines = "".join(traceback.format_exception(bug))
         _log.error(f"{self._what} has a bug", run_id=run.run_id, traceback=lines)
         self._in_a_row[run.run_id] += 1

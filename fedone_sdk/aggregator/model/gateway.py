@@ -202,11 +202,11 @@ class ModelGateway:
         run, assignment_id = work.run, message.assignment_id
         call_budget = CallBudget(
             run,
-            lambda attempt, worst: run.apply(
+            lambda reservation_id, worst: run.apply(
                 spending.reserve_call,
                 assignment_id=assignment_id,
                 call=call,
-                attempt=attempt,
+                reservation_id=reservation_id,
                 worst=worst,
             ),
         )
@@ -225,11 +225,11 @@ class ModelGateway:
                 )
                 raise
             finally:
-                for attempt, used in call_budget.shares(call_budget.spent):
+                for reservation_id, used in call_budget.shares(call_budget.spent):
                     await run.apply(
                         spending.settle_call,
                         assignment_id=assignment_id,
-                        attempt=attempt,
+                        reservation_id=reservation_id,
                         used=used,
                     )
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)

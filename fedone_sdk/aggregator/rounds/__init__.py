@@ -1,4 +1,4 @@
-"""All decisions about a run, made by pure functions without I/O (`machine.RoundMachine`)."""
+"""The decisions about a run: pure functions without I/O, called handlers (see `RoundMachine`)."""
 
 from fedone_sdk.aggregator.rounds.machine import MIN_SAMPLES, ONE_QUERY, RoundMachine
 

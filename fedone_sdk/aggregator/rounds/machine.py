@@ -229,7 +229,7 @@ class RoundMachine:
         """Whether the server stores a memory of the method for each client between rounds."""
         if isinstance(self.spec.method, OwnMethodSpec):
             return not self.method.shares_memory
-        return self.losses_exchange and self.spec.method.remembers
+        return self.losses_exchange and self.spec.method.keeps_client_state
 
     @property
     def snapshot_every(self) -> int:

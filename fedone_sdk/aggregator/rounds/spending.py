@@ -85,22 +85,22 @@ def reserve_call(
     *,
     assignment_id: str,
     call: str,
-    attempt: str,
+    reservation_id: str,
     worst: Usage,
 ) -> Result[None]:
     """Reserve the upper bound on the cost of a gateway call.
 
     `call` identifies the request; the queries of a repeated request are not counted again.
-    `attempt` identifies this execution of the request, and starts with the replica's id. `worst` is
-    added to what the attempt has reserved already.
+    `reservation_id` starts with the replica's id. `worst` is added to the amount that is reserved
+    under this id, if there is one.
     """
     seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
-    sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
+    sent = seat.sent.get(reservation_id, NOTHING) + worst.without_queries()
     seat = replace(
         seat,
         calls=seat.calls | {call},
-        sent={**seat.sent, attempt: sent},
+        sent={**seat.sent, reservation_id: sent},
         used=seat.used + Usage(queries=queries),
     )
     # Repeated requests may cost more than the lease. Then the lease grows, within the caps.
@@ -150,17 +150,17 @@ def settle_call(
     now: float,
     *,
     assignment_id: str,
-    attempt: str,
+    reservation_id: str,
     used: Usage,
 ) -> Result[None]:
     """Charge the cost of a gateway call, except its queries, which `reserve_call` has counted."""
     seat = state.seat_with(assignment_id)
-    if seat is None or attempt not in seat.sent:
+    if seat is None or reservation_id not in seat.sent:
         # The seat or the replica was lost, and the call was charged in full.
         return Result(state=state)
-    sent = {other: worst for other, worst in seat.sent.items() if other != attempt}
+    sent = {other: worst for other, worst in seat.sent.items() if other != reservation_id}
     seat = replace(seat, sent=sent, used=seat.used + used)
-    account = state.account.owe(assignment_id, seat.used + seat.max_pending)
+    account = state.account.raise_lease(assignment_id, seat.used + seat.max_pending)
     return Result(state=state.with_seat(seat, account=account))
 
 
@@ -181,14 +181,14 @@ def return_queries(
     return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))
 
 
-def _is_lost(attempt: str, alive: Set[str]) -> bool:
-    return attempt.partition("/")[0] not in alive
+def _is_lost(reservation_id: str, alive: Set[str]) -> bool:
+    return reservation_id.partition("/")[0] not in alive
 
 
 def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
     """Whether pending calls of the run belong to a replica that has exited."""
-    attempts = [*state.evaluation.leases, *(attempt for s in state.seats for attempt in s.sent)]
-    return any(_is_lost(attempt, alive) for attempt in attempts)
+    ids = [*state.evaluation.leases, *(each for seat in state.seats for each in seat.sent)]
+    return any(_is_lost(each, alive) for each in ids)
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
@@ -200,9 +200,9 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
             evaluation = evaluation.settle(lease_id, worst)
     seats = []
     for seat in state.seats:
-        lost = [attempt for attempt in seat.sent if _is_lost(attempt, alive)]
-        gone = sum((seat.sent[attempt] for attempt in lost), NOTHING)
-        sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt not in lost}
+        lost = [each for each in seat.sent if _is_lost(each, alive)]
+        gone = sum((seat.sent[each] for each in lost), NOTHING)
+        sent = {each: worst for each, worst in seat.sent.items() if each not in lost}
         seats.append(replace(seat, used=seat.used + gone, sent=sent) if lost else seat)
     return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
 

@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept or refuse an update; `unfit` says that its new text cannot become a candidate."""
+    """Accept or refuse an update; `unfit` says that the text it proposes cannot be a candidate."""
     seat = find_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"

@@ -29,8 +29,8 @@ class MaskRequest(BaseModel):
 class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
     """Validates requests, and sends each of their inputs to the engine.
 
-    vLLM answers the `ValueError` of an invalid request with status 400. An exception inside the
-    engine would stop the server.
+    For a `ValueError` here vLLM returns status 400. An exception inside the engine would stop the
+    server, so requests are checked here.
     """
 
     def __init__(self, vllm_config: VllmConfig, renderer: Any) -> None:
@@ -47,15 +47,15 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         self._mask: int = mask
         self._vocab_size: int = model.hf_config.vocab_size
         self._max_length: int = model.max_model_len
-        # vLLM calls `merge_pooling_params` without the request, but in the context of
-        # `pre_process`.
+        # vLLM does not pass the request to `merge_pooling_params`, but calls it in the context in
+        # which it called `pre_process`.
         self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
 
     def parse_data(self, data: object) -> MaskRequest:
         try:
             request = MaskRequest.model_validate(data)
         except ValidationError as exc:
-            # One line, without the input.
+            # One line, which does not repeat the input.
             error = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, ("data", *error["loc"])))
             raise ValueError(f"{where}: {error['msg']}") from None
@@ -93,7 +93,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         request_id: str | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return ``log_probs`` (nats of the labels, per input) and ``prompt_tokens``."""
+        """Return ``log_probs`` (of the labels, per input, in nats) and ``prompt_tokens``."""
         rows = [output.outputs.data.tolist() for output in model_output]
         if any(len(row) != 1 for row in rows):
             raise ValueError("the mask was cut off: send no truncate_prompt_tokens")

@@ -69,7 +69,7 @@ class _MaskPooler(Pooler):
             columns += [labels] * len(masks)
             shapes.append((len(masks), len(labels)))
             start += length
-        # Requests have different labels; shorter rows are padded, so that one gather suffices.
+        # Requests may have different labels. Shorter rows are padded, so that one gather suffices.
         width = max(map(len, columns), default=0)
         filled = [labels + [0] * (width - len(labels)) for labels in columns]
         device = hidden_states.device
@@ -81,7 +81,7 @@ class _MaskPooler(Pooler):
         return [part[:, :labels] for part, (_, labels) in zip(per_request, shapes, strict=True)]
 
 
-# STEP is vLLM's name for "only the tokens with a given id"; the other types refuse `step_tag_id`.
+# STEP means "pool only the tokens with the id `step_tag_id`"; other types refuse this parameter.
 @attn_type("encoder_only")
 @default_pooling_type(tok_pooling_type="STEP")
 class RobertaForMaskedLM(nn.Module):
@@ -100,16 +100,16 @@ class RobertaForMaskedLM(nn.Module):
         super().__init__()
         model_config = vllm_config.model_config
         self.config = config = model_config.hf_config
-        # RoBERTa numbers positions from pad_token_id + 1, which vLLM ignores.
+        # RoBERTa numbers positions from pad_token_id + 1; vLLM does not consider this.
         positions = config.max_position_embeddings - config.pad_token_id - 1
         if model_config.max_model_len > positions:
             raise ValueError(
                 f"this model has {positions} positions, but the server is set to "
-                f"{model_config.max_model_len}: start it with --max-model-len {positions}"
+                f"{model_config.max_model_len}: start vLLM with --max-model-len {positions}"
             )
         if vllm_config.scheduler_config.enable_chunked_prefill:
             raise ValueError(
-                "an encoder needs its inputs whole: start it without --enable-chunked-prefill"
+                "an encoder needs whole inputs: start vLLM without --enable-chunked-prefill"
             )
         self.roberta = BertModel(
             vllm_config=vllm_config,

@@ -106,15 +106,15 @@ _MAX_SIGNALS = 256
 
 
 class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
-    """A store in a PostgreSQL database: a pool of connections, and the session of this replica."""
+    """A store in PostgreSQL: a connection pool, and the connection of this replica (`Session`)."""
 
     shared = True
 
     def __init__(self, url: URL, *, serving: bool = True) -> None:
         super().__init__(url, serving=serving)
         self._server, self.where = _server_of(url)
-        self._slots = asyncio.Semaphore(_NUM_CONNECTIONS)
-        # Identifies this store's signals, which it ignores; the replica's id can change.
+        self._permits = asyncio.Semaphore(_NUM_CONNECTIONS)
+        # Marks this store's own signals, which PostgreSQL also delivers to it, to ignore them.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
@@ -327,7 +327,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         row = self._row_of(signals)
 
         async def notify() -> None:
-            # Does not wait for `_slots`: the pool has a connection for signals.
+            # Does not wait for `_permits`: the pool has a connection for signals.
             async with engine.connect() as connection:
                 await connection.execute(_NOTIFY, row)
 
@@ -368,12 +368,12 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     @asynccontextmanager
     async def _connection(self, level: str = "AUTOCOMMIT") -> AsyncIterator[AsyncConnection]:
-        """Yield a connection with an isolation level, in the order of the calls."""
+        """Yield a connection with an isolation level; calls are served in their order."""
         if self._engine is None:
             raise self._not_open()
         engine = self._engine.execution_options(isolation_level=level)
         # The semaphore serves waiting calls in their order; the pool does not.
-        async with self._slots, engine.connect() as connection:
+        async with self._permits, engine.connect() as connection:
             yield connection
 
     async def _with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -418,7 +418,7 @@ def _refuse_closed(
 def _replace_connections(context: ExceptionContext) -> None:
     """Make the pool replace its connections after an error that new connections may not have.
 
-    For example, the server became a standby in a failover, or its settings were changed.
+    An example is a server that became a standby in a failover.
     """
     code = getattr(context.original_exception, "sqlstate", None) or ""
     context.is_disconnect = context.is_disconnect or code in _CONNECTION_CODES
@@ -441,7 +441,7 @@ def _is_database_error(error: BaseException) -> bool:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: the server was unavailable, or rolled back."""
+    """Return whether a retry may succeed: the server was down, or rolled the transaction back."""
     import asyncpg
 
     if isinstance(error, DBAPIError):

@@ -1,4 +1,4 @@
-"""The PostgreSQL connection that represents a replica, one server process.
+"""The PostgreSQL connection that represents a replica (one process of the aggregator).
 
 Its advisory locks show that the replica is alive, and whether it is the leader. The database
 releases them when the connection ends. It also receives the signals of other replicas.
@@ -142,7 +142,7 @@ class Session:
             self._notify_listener(None)
 
     async def _heartbeat(self) -> bool:
-        """Wait for the heartbeat interval; return whether the connection has the same process."""
+        """Wait for the interval; return whether the same PostgreSQL process still answers."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()

@@ -1,4 +1,4 @@
-"""The tables, the same in every database; the version of their schema; copying of a database.
+"""The tables in SQLite and PostgreSQL; the version of their schema; copying of a database.
 
 An empty database gets the tables and the newest version; `migrations` upgrade an older database.
 
@@ -166,7 +166,7 @@ def current(connection: sa.Connection) -> str | None:
     if {"meta", "alembic_version"} <= set(tables):
         revision = MigrationContext.configure(connection).get_current_revision()
     if revision is None:
-        raise SchemaRefused("another program's database")
+        raise SchemaRefused("the database belongs to another program")
     known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
     if revision not in known:
         raise SchemaRefused(
@@ -224,7 +224,7 @@ class Copied:
 
 
 def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes], str]) -> Copied:
-    """Copy all rows in the connections' transactions, and compare `Copied` of source and target.
+    """Copy all rows in the connections' transactions, then compare row counts and digests.
 
     Raises:
         FedOneError: The target is not empty, or the copy differs from the source.

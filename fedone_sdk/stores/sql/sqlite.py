@@ -36,7 +36,7 @@ _BUSY_S = 5.0
 """Maximum wait of a write for another process, seconds."""
 
 _MAX_BATCH = 128
-"""Maximum number of writes per transaction; all of them complete together."""
+"""Maximum number of writes per transaction; each is answered when all are on disk."""
 
 _FILE_ERRORS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _NUM_READERS = 4
@@ -188,10 +188,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         await self._write(lambda connection: statements.commit(connection, run_id, version, commit))
 
     def _write_next(self) -> None:
-        """Run up to `_MAX_BATCH` queued writes in one transaction.
-
-        Not started as a task, which would take another turn of the event loop.
-        """
+        """Run up to `_MAX_BATCH` queued writes in one transaction, in the writer thread."""
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
@@ -346,7 +343,7 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "handle_error")
     def replace_refusing(context: ExceptionContext) -> None:
-        """Make the pool replace connections after an error of their file."""
+        """Make the pool replace its connections after an error of the database file."""
         code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
         context.is_disconnect = context.is_disconnect or code in _FILE_ERRORS
 

@@ -126,13 +126,13 @@ class SqlStore(Store):
             ) from None
         if url.drivername not in cls._databases:
             raise SpecError(
-                f"{url.drivername} is not supported, only sqlite and postgresql", source="store"
+                f"{url.drivername} is not supported; use sqlite or postgresql", source="store"
             )
         return cls._databases[url.drivername](url, serving=serving)
 
     @classmethod
     def sqlite(cls, path: str | os.PathLike[str], *, serving: bool = True) -> SqlStore:
-        """Return the store in a SQLite file; unlike `at`, accepts any name."""
+        """Return the store in a SQLite file, even if its name looks like a URL."""
         return cls.at(URL.create("sqlite", database=os.fspath(path)), serving=serving)
 
     def __str__(self) -> str:

@@ -195,7 +195,7 @@ def test_what_is_too_long_without_its_fields_is_refused() -> None:
     assert len(CAUSAL.encode(parts)) == 128
     assert len(CAUSAL.encode(parts, reserve=7)) == 121
     with pytest.raises(
-        BackendError, match="120 tokens without its text fields, the model takes 119"
+        BackendError, match="120 tokens without its text fields, but the model takes 119"
     ):
         CAUSAL.encode(parts, reserve=8)
 

@@ -40,7 +40,7 @@ def test_a_fetched_model_is_its_file(cache: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SpecError) as caught:
         model_path("tiny")
     assert caught.value.problems == [
-        f"{file} has 3 bytes, and tiny has 4; fetch it again with: fedone models tiny"
+        f"{file} has 3 bytes, but the file of tiny has 4; fetch it again with: fedone models tiny"
     ]
 
 

@@ -67,7 +67,7 @@ async def test_a_form_that_is_refused_leaves_others_alone_until_a_reset() -> Non
     inner = Picky("Bad form: ")
     client = client_of(inner)
     for _ in range(3):
-        with pytest.raises(FormBlocked, match="also a neutral one"):
+        with pytest.raises(FormBlocked, match="even a neutral one"):
             await client.score(ask("a", device="a", template="Bad form: "))
         await client.score(ask("a", device="a"))
     assert len(inner.asked) == 2 + 3

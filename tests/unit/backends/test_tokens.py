@@ -116,7 +116,7 @@ def test_the_longest_field_is_cut_first() -> None:
 
 def test_what_does_not_fit_without_its_fields_is_refused(counter: TokenCounter) -> None:
     parts: Rendered = (Part("prompt", " word? " * 30), Part("field", "x"))
-    with pytest.raises(BackendError, match="without its text fields, max_input_tokens is 16"):
+    with pytest.raises(BackendError, match="without its text fields, but max_input_tokens is 16"):
         counter.fit([parts], 16)
 
 

@@ -228,7 +228,7 @@ async def test_the_fingerprint_is_the_servers_model(server: FakeVllm) -> None:
         assert backend.fingerprint == "vllm:/models/tiny:64"
         await backend.check(LABELS)
         server.root = "/models/other"
-        with pytest.raises(BackendBlocked, match=r"changed: it had /models/tiny .* /models/other"):
+        with pytest.raises(BackendBlocked, match=r"changed from /models/tiny .* to /models/other"):
             await backend.check(LABELS)
         assert backend.fingerprint == "vllm:/models/tiny:64"
 

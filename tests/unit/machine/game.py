@@ -241,13 +241,13 @@ class Game:
         return {
             "assignment_id": work.assignment_id,
             "call": f"call-{self.made}" if call is None else call,
-            "attempt": f"{HERE}/{self.made}",
+            "reservation_id": f"{HERE}/{self.made}",
             "worst": worst,
         }
 
     def answered(self, call: Mapping[str, Any], used: Usage) -> None:
         """An attempt ends."""
-        ids = {key: call[key] for key in ("assignment_id", "attempt")}
+        ids = {key: call[key] for key in ("assignment_id", "reservation_id")}
         self.apply(settle_call, **ids, used=used)
 
     def play(self, clients: Iterable[int] = (0, 1, 2), most: int = 500) -> None:

@@ -197,7 +197,7 @@ class AnyOrder(RuleBasedStateMachine):
         worst = asked["worst"].without_queries()
         used = Usage(requests=worst.requests * share // 4)
         seat = self.state.seat_with(asked["assignment_id"])
-        in_time = seat is not None and asked["attempt"] in seat.sent
+        in_time = seat is not None and asked["reservation_id"] in seat.sent
         self.game.answered(asked, used)
         if in_time:
             back = {u: getattr(worst, u) - getattr(used, u) for u in Usage.model_fields}

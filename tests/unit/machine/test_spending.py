@@ -312,7 +312,7 @@ class TestRestarts:
         game = Game(spec_of(), gateway=True)
         work = game.take()
         lost, kept = (
-            {**game.call(work, GATEWAY_QUERY), "attempt": f"{replica}/1"} for replica in ("a", "b")
+            {**game.call(work, GATEWAY_QUERY), "reservation_id": f"{one}/1"} for one in ("a", "b")
         )
         worst = GATEWAY_QUERY.without_queries()
         for asked in (lost, kept):
@@ -340,7 +340,7 @@ class TestRestarts:
             game.apply(reserve_call, **asked)
         (seat,) = game.state.seats
         worst = GATEWAY_QUERY.without_queries()
-        assert seat.sent == {asked["attempt"]: worst + worst}
+        assert seat.sent == {asked["reservation_id"]: worst + worst}
         assert seat.used == Usage(queries=1)
         game.answered(asked, worst)
         assert game.state.seats[0].used == GATEWAY_QUERY
