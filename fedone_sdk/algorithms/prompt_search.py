@@ -30,7 +30,7 @@ ELITE = 4
 """How many of the best prompts are always remembered, and are varied to make new prompts."""
 
 REVISITED = 0.3
-"""The fraction of an ask that re-evaluates known prompts."""
+"""The fraction of an ask's prompts that are known and scored again."""
 
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
@@ -190,7 +190,7 @@ class PromptSearch(ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest probabilities; none is below the smoothed frequency of 0 draws."""
+        """Return the nearest probabilities; the floor is the value of a candidate in no draw."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
@@ -294,9 +294,9 @@ class PromptSearch(ABC):
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        For each prompt a number k is drawn from a geometric distribution. Then k random slots of
-        one position may differ, and the first k positions of each longer slot with a blank. The
-        positions of longer slots without a blank may always differ.
+        For each prompt, a number k is drawn from a geometric distribution. The prompt may differ in
+        k random slots among those with one position. In a longer slot it may differ in the first k
+        positions or, if the slot has no blank, in all positions.
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -334,8 +334,8 @@ class PromptSearch(ABC):
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # Besides the elite and the reference, the prompts that were scored last are kept.
-        # Ranking by loss would keep poor prompts with lucky losses.
+        # Keep the elite, the reference, and the prompts that were scored last.
+        # Ranking all prompts by loss would keep poor prompts with lucky losses.
         reference = known.evaluator.reference
         is_kept = np.zeros(len(ranked), dtype=bool)
         is_kept[ranked[:ELITE]] = True
@@ -379,7 +379,7 @@ class PromptSearch(ABC):
         observed = Observations.remembered(
             state.memory, self.space, self.num_groups, self.num_labels
         )
-        # The memory may come from a client, and the cost of a posterior grows faster than its size.
+        # The memory may come from a client, so the cost of the posterior needs a bound.
         most = EVALUATIONS_PER_PROMPT * POOL_SIZE
         if len(observed.prompts) > POOL_SIZE or len(observed.rows) > most:
             raise ValueError(f"a memory holds {POOL_SIZE} prompts and {most} losses at most")

@@ -73,7 +73,7 @@ def demonstration_candidates(
     other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
     a line feed. In a block with longer shots, every shot ends with a blank line.
 
-    Classes alternate within a block. Blocks come in pairs: a random order, then its reverse.
+    Classes alternate within a block. Every second block reverses the class order of the one before.
     Rows that contain a placeholder or a model's special token are skipped.
 
     Args:
