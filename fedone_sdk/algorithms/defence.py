@@ -1,8 +1,10 @@
 """Defences against Byzantine clients, which send false updates.
 
 An update changes alpha (the weights of the tokens, from which prompts are drawn) by a *step*. A
-round may have only one client, so an update is compared with earlier updates of the run: its *size*
-with the sizes of recent updates, and its *direction* with the effects that the same tokens had.
+round may have only one client, so an update is compared with earlier updates of the run:
+
+- its *size* (the spread of its losses) with the sizes of recent updates;
+- its *direction* with the effects that the same tokens had; the cosine is the *agreement*.
 
 The step is applied, shortened or rejected, and the result is recorded per client.
 """
@@ -35,7 +37,7 @@ _FEW = 3
 """With fewer updates no step length is typical, because their median could be a false update."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Longest step before `_FEW` updates, as a fraction of alpha's norm; the second: `only_bounds`."""
+"""Longest steps before `_FEW` updates, in norms of alpha: by default, and with `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -54,7 +56,7 @@ class Contribution:
     """The result of one client's work.
 
     Attributes:
-        alpha: Alpha after the client's local steps, float32, shape (n, N), feasible.
+        alpha: Alpha after the client's work, float32, shape (n, N), feasible.
         advantage: By how much the losses of prompts with a token exceed the average, shape (n, N),
             0 for tokens that no prompt has. If None, the step of alpha is used instead.
         spread: Standard deviation of the losses. If None, the norm of the step is used instead.

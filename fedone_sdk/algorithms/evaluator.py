@@ -12,12 +12,12 @@ of a mean over b examples has the variance sigma^2 / b; part of it is correlated
 prompts. The variances maximise the marginal likelihood (`Likelihood`).
 
 A prompt's best label bias is the sum of a bias that all prompts share and a deviation. A second
-Gaussian process with a larger prior variance estimates the gradient and the trace of each prompt's
-loss at the shared bias. The deviation minimises the loss with these values (`label_bias`).
+Gaussian process with a larger prior variance estimates the gradient and the Hessian's trace of each
+prompt's loss at the shared bias. `label_bias` computes the deviation from them.
 
-Clients may send false losses. A mini-batch whose losses disagree with the others by more than the
-noise explains gets less weight (trust): in the model, the noise has a t distribution with one scale
-per mini-batch (Lange, Little and Taylor 1989).
+Clients may send false losses. The weight of a mini-batch (its *trust*) is therefore lower if its
+losses disagree with the others by more than the noise explains. In the model, the noise has a t
+distribution with one scale per mini-batch (Lange, Little and Taylor 1989).
 
 Shapes: P prompts, E losses, J mini-batches of I prompts, K classes, C labels, F features.
 """
@@ -64,7 +64,7 @@ _CONFIRMED = 1.5
 
 A trust is at most 1, so 1.5 needs two mini-batches, and 2.5 would need three. In 30 simulated runs
 with losses of 0 or 1 (20 queries, 5 per ask) and a minimum of 2.5, 67 % of the runs deployed "no
-prompt", and the mean gain was 0.030 of a possible 0.169. With 1.5: 23 % and 0.078."""
+prompt", and the mean gain was 0.030 of a possible 0.169. With 1.5, these were 23 % and 0.078."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -79,7 +79,7 @@ _POOLED = 8.0
 """Weight of the common noise of all classes in the noise of a class; see `_Parts.posteriors`."""
 
 _FITTED = 128
-"""Hyperparameters are fitted to the last mini-batches with this many prompts or fewer in all: the
+"""Hyperparameters are fitted to the last mini-batches, up to this many prompts in all, because the
 cost grows with the cube of the number of prompts."""
 
 _ALL_AT_ONCE = 64

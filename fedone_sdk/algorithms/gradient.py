@@ -283,8 +283,9 @@ class BDPL(PolicyGradient):
 
 
 def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
+    """Return the advantage of each token: how far the losses of its prompts are above the mean.
 
+    Shape (n, N); entry (i, j) is 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i].
     The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). A score is the
     derivative of a prompt's log-probability: `drawn_ij` for tokens of the prompt, `other_ij` for
     others. The differences from the mean loss sum to 0, so the gradient is

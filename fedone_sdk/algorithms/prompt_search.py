@@ -42,7 +42,7 @@ FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
 
 NEAR = 128
-"""Number of new prompts near "no prompt" in a posterior draw; as many are near the best prompts."""
+"""A posterior draw has this many new prompts near "no prompt", and as many near the best ones."""
 
 DRAWS = 16
 """Number of posterior draws that alpha is computed from."""
@@ -71,11 +71,12 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSearch(ABC):
-    """A search that remembers its observations; subclasses make new prompts.
+    """A search that remembers the losses of prompts; subclasses make new prompts.
 
-    An ask returns known prompts, which are scored again, and new prompts. The known ones are the
-    reference ("no prompt", if the space has it), and in equal parts the best prompts and those with
-    the best optimistic values. `Evaluator` makes losses of different clients comparable.
+    An ask returns known prompts, which are scored again, and new prompts. The known prompts are the
+    reference ("no prompt", if the space has it) and, in equal parts, the best prompts and the
+    prompts with the best optimistic values (`Estimates`). `Evaluator` makes losses of different
+    clients comparable.
 
     The deployable prompt is the incumbent: the prompt with the best pessimistic value, with its
     best label bias. The incumbent is the reference until another prompt is confirmed
@@ -85,7 +86,7 @@ class PromptSearch(ABC):
     reference are scored again for `halving` asks, in stages of equal length, and each stage keeps
     the better half of them. Then the method has finished.
 
-    alpha has the estimated probability that a candidate is in the best prompt: its smoothed
+    alpha is the estimated probability of each candidate to be in the best prompt: its smoothed
     frequency in the best prompts of `DRAWS` posterior draws. The search itself does not use alpha.
 
     Attributes:

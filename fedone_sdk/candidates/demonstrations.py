@@ -71,7 +71,7 @@ def demonstration_candidates(
     there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
     messages that follow the slot's message belong to the shot too, each on its own line. Names of
     other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
-    a line feed. In a block with longer shots, every shot ends with a blank line.
+    a line feed. In a block with shots of several lines, every shot ends with a blank line.
 
     Classes alternate within a block. Every second block reverses the class order of the one before.
     Rows that contain a placeholder or a model's special token are skipped.

@@ -169,8 +169,8 @@ def test_the_price_of_a_prompts_length_at_every_call() -> None:
     for price, ending in {
         None: "worth keeping",
         Price(prompt=0, completion=0): "worth keeping",
-        Price(prompt="0.1", completion=1): "worth keeping; the prompt's 34 tokens cost USD 3.40 per "
-        "million calls (without a prompt: USD 0.00)",
+        Price(prompt="0.1", completion=1): "worth keeping; the prompt's 34 tokens cost USD 3.40 "
+        "per million calls (without a prompt: USD 0.00)",
     }.items():
         found = with_lengths(verdict, prompts, price)
         assert said(found).endswith(ending)
