@@ -76,7 +76,7 @@ def _text(path: Path, *, is_table: bool = False) -> str:
     try:
         return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as exc:
-        # Western European text has non-ASCII letters one by one; runs mean another encoding.
+        # In Western European text most non-ASCII bytes stand alone; runs mean another encoding.
         runs = re.findall(rb"[\x80-\xff]+", content)
         if is_table and not is_utf16 and sum(map(len, runs)) <= 2 * len(runs):
             with suppress(UnicodeDecodeError):

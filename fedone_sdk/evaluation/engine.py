@@ -1,4 +1,4 @@
-"""Runs trials in local processes or on a Ray cluster, and stores each result for later calls."""
+"""Runs trials (such as a method with a seed) in processes or on Ray, and stores the results."""
 
 from __future__ import annotations
 
