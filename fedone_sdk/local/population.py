@@ -237,8 +237,6 @@ class Population:
                 for task in (keeping, *self._tasks):
                     task.cancel()
 
-    # Working clients
-
     def _on_change(self, run: ServedRun, change: Change) -> None:
         for client in change.offered:
             self._offer(client)
