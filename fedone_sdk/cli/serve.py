@@ -220,7 +220,7 @@ async def _add_run(
 
 class _Dev(NamedTuple):
     rows: tuple[Example, ...] = ()
-    why: str = ""
+    why: str = ""  # Why there are no rows.
     score: ScoreFunction | None = None
     measure: MetricFunction | None = None
 

@@ -155,7 +155,7 @@ class _MemberTransport(MemoryTransport):
 
 @dataclass(kw_only=True, eq=False)
 class Population:
-    """The clients of a federation, one per shard.
+    """The clients of a federation, one per shard (the rows of one client).
 
     All clients are enrolled and wait in the aggregator's pool, without an open request. When the
     server offers a client a seat (a place in a round), an `EdgeClient` is created for the client.

@@ -149,7 +149,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
     ]
     if result.leased != Usage():
         reserved = f"{result.leased.queries:,} queries"
-        texts.append(("Reserved for open work", reserved, "counts as spent"))
+        texts.append(("Reserved for open work, counts as spent", reserved, "-"))
     return texts
 
 

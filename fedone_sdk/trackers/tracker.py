@@ -48,7 +48,7 @@ class Tracker(Protocol):
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Record a measurement of the deployable prompt on the dev split."""
+        """Record the metric, on the dev split, of the prompt that would be deployed now."""
         ...
 
     def end(self, result: RunResult | None) -> None:
