@@ -1,4 +1,4 @@
-"""Cost of requests: an upper bound is reserved before, and the actual cost is charged after."""
+"""Cost of requests: an upper bound is reserved first, and the actual cost is charged later."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class LabelWatch:
     ) -> None:
         """Count one answer: the tokens that the API shows, likeliest first, or the written word.
 
-        At most `_MAX_PER_DEVICE` answers to a device count, so that it cannot block other devices.
+        At most `_MAX_PER_DEVICE` answers per device are counted, so that none can block the others.
         """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)

@@ -50,7 +50,7 @@ _SECRET_SHAPE = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
 )
 _MAX_BYTES = 64 * 1024 * 1024
-"""Maximum length of an answer. One answer has the log-probabilities of many tokens and inputs."""
+"""Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
 """Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
 # Takes linear time: an unclosed script extends to the end of the text, and a tag has no inner "<".

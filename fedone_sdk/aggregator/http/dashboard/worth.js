@@ -49,10 +49,10 @@ function row({ name, value, interval, gain }) {
 // without a label bias.
 export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }, verdict) {
   const judged = verdict?.standings.find((each) => each.name === verdict.against);
-  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "no prompt with bias" };
+  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "a label bias without a prompt" };
   const better = name.includes(":") || (name === "loss" ? biased <= bare : biased >= bare);
   return biased !== null && better
-    ? { value: biased, label: "no prompt with bias" }
+    ? { value: biased, label: "a label bias without a prompt" }
     : { value: bare, label: "no prompt" };
 }
 
