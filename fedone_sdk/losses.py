@@ -116,7 +116,7 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 
 
 def num_groups(num_labels: int, *, private: bool) -> int:
-    """Return the number of groups of examples for each of which a device reports a mean loss.
+    """Return the number of groups of examples; a device reports the mean loss of each group.
 
     There is one group per class for up to `MAX_CLASSES` labels. For more labels, or with noise
     (`private`), all examples are one group, because noise would hide the loss of a single class.

@@ -18,7 +18,7 @@ Both are lists of label indices in the task's order; -1 means that the model wro
 
 
 def accuracy(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """Return the share of correct predictions, in [0, 1]; 0.0 without predictions."""
+    """Return the share of correct predictions, in [0, 1]; 0.0 if there are none."""
     return _num_right(predictions, targets) / len(targets) if len(targets) else 0.0
 
 

@@ -225,8 +225,8 @@ def json_fields(
 
     Args:
         column: The column with the expected object, as JSON or a mapping.
-        fields: The fields to compare; if empty, all fields of the expected object. Texts are
-            equal apart from case and white space, and numbers by value.
+        fields: The fields to compare; if empty, all fields of the expected object. Case and white
+            space of texts are ignored; numbers are compared by value.
         schema: A JSON Schema that constrains the model's output (`Query.schema`). An object that
             violates the schema's `type`, `enum`, `required`, `properties`, `items` or
             ``additionalProperties: false`` scores 0. Other keywords are not checked.

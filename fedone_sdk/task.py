@@ -376,7 +376,7 @@ class TaskSpec(Frozen):
 
     @property
     def answer_schema(self) -> Mapping[str, Any] | None:
-        """The JSON Schema of generated texts, if the score ``json_fields`` has the option."""
+        """The JSON Schema of generated texts, if the score ``json_fields`` has one."""
         options = self.score if isinstance(self.score, dict) else {}
         schema = options.get("json_fields", {}).get("schema")
         return schema if isinstance(schema, dict) else None

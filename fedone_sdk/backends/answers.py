@@ -76,7 +76,7 @@ class AnswerCache:
             if mine := [key for key in unknown if key not in pending]:
                 known |= await self._ask_once(mine, fingerprint, ask)
             elif pending:
-                # `wait` and not `await`: a cancelled caller would cancel the call for all callers.
+                # Not `await`: a cancelled caller would then cancel the call for all callers.
                 await asyncio.wait(pending.values())
                 # The query that made a call pays for it. If this query is cancelled or exceeds its
                 # budget, its call is cancelled, and one of the waiting queries makes a new call. So

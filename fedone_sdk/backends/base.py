@@ -29,16 +29,18 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory; usually fewer queries are pending."""
+"""Maximum number of tokenised queries in memory, which is more than are usually pending."""
 
 _MAX_MODEL_CHARS = 500
 
 Want = Literal["labels", "choice", "counts", "reference", "text"]
 """What a query asks for.
 
-``labels``: log-probabilities of the label words; ``choice``: the label word that the model writes;
-``counts``: for each label word, how many of several sampled answers are this word; ``reference``:
-the log-probability of a reference text; ``text``: a generated text.
+- ``labels``: log-probabilities of the label words
+- ``choice``: the label word that the model writes
+- ``counts``: for each label word, how many of several sampled answers are this word
+- ``reference``: the log-probability of a reference text
+- ``text``: a generated text
 """
 
 
@@ -156,7 +158,7 @@ class LLMBackend(ABC):
         metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
         samples: For a model that answers ``counts``: the number of answers per input from
             which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
-        local: Whether the model runs in this process at no cost; ``fedone plan`` may then time it.
+        local: Whether the model runs in this process for free; `fedone plan` may measure its speed.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
@@ -235,7 +237,7 @@ class LLMBackend(ABC):
         return []
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return for each input a JSON value that identifies it in a cache after it is shortened.
+        """Return for each input a JSON value that identifies the shortened input in a cache.
 
         The value may be the shortened text or its token ids. It is None if the input is not
         shortened, or if the fingerprint determines how inputs are shortened.

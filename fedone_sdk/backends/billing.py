@@ -1,4 +1,4 @@
-"""Cost of requests: an upper bound is reserved before, and the actual cost is charged after."""
+"""Cost of requests: an upper bound is reserved first, and the actual cost is charged later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX = 2**53
 
 
 class Surplus:
-    """The largest amount by which a provider has billed more than the backend's `quote`.
+    """The largest amount by which a provider has billed more than the upper bound (`quote`).
 
     Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus is stored
     as a share of the quote for prompt tokens and money, and per input for completion tokens.

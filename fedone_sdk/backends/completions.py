@@ -107,7 +107,7 @@ class Choice(BaseModel):
     def top(self) -> list[Token] | None:
         """Return the shown tokens of the first position, each once, most likely first.
 
-        Empty if the model wrote nothing; None if the model does not show tokens.
+        Returns an empty list if the model wrote nothing, and None if no tokens are shown.
         """
         shows = self.logprobs or _Shows()
         shown: list[_Shown | None] = []
@@ -200,7 +200,7 @@ def label_log_probs(
 ) -> tuple[tuple[float, ...], int]:
     """Return the labels' log-probabilities in nats, and the number of upper bounds among them.
 
-    Shown probabilities that add up to more than 1 raise `ValueError`.
+    Raises `ValueError` if the shown probabilities add up to more than 1.
     """
     # The last token may be the generated token, shown in addition to the most likely ones.
     last = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]

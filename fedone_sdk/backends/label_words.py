@@ -166,7 +166,7 @@ class LabelWatch:
     ) -> None:
         """Count one answer: the tokens that the API shows, likeliest first, or the written word.
 
-        At most `_MAX_PER_DEVICE` answers to a device count, so that it cannot block other devices.
+        At most `_MAX_PER_DEVICE` answers per device are counted, so that none can block the others.
         """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)
@@ -217,9 +217,9 @@ class LabelWatch:
         advice = "ask for one of these words and nothing else at the end of the template"
         if split:
             problem = (
-                f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "has several tokens: choose words of one token, such as ' A' and ' B' (a slot "
-                f"with candidates: codes explains them), or {SAMPLES_ADVICE}"
+                f"most {answers} show only the beginning of the label word {named}, which has "
+                "several tokens: choose words of one token, such as ' A' and ' B' (a slot with "
+                f"candidates: codes explains them), or {SAMPLES_ADVICE}"
             )
         elif self._written:
             problem = (

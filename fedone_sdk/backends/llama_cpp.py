@@ -36,8 +36,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     share is computed once. Log-probabilities are over the whole vocabulary. An answer depends only
     on its query, not on earlier queries.
 
-    The constructor reads the file's metadata. The first call that needs the model loads it, in a
-    worker thread.
+    The constructor reads the file's metadata. A worker thread loads the model on its first use.
 
     The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name that
     ``fedone models`` lists.
@@ -89,7 +88,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Load the model, by default with as many threads as cores are free for a first pass.
+        """Load the model, by default with one thread per core that is free during a first pass.
 
         Threads wait for each other in every layer, so a thread on a busy core would delay all.
         """

@@ -63,7 +63,7 @@ def local_model(name: str) -> LocalModel:
 def models_folder() -> Path:
     """Return the folder of fetched models, in ``FEDONE_CACHE`` or the user's cache folder.
 
-    If the user has no home folder, it is in the current folder. It may not exist yet.
+    Without a home folder, the current folder is used. The returned folder may not exist.
     """
     if cache := os.environ.get("FEDONE_CACHE"):
         return user_path(cache).absolute() / "models"

@@ -29,7 +29,7 @@ ONE_REQUEST = Usage(requests=1)
 """The cost of a refused request."""
 
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
-# Refusals of `service_tier: flex`, which are not billed.
+# Error codes of `service_tier: flex` without capacity; these refusals are not billed.
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
 _CAPACITY_WAIT_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
@@ -50,10 +50,10 @@ _SECRET_SHAPE = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
 )
 _MAX_BYTES = 64 * 1024 * 1024
-"""Maximum length of an answer. One answer has the log-probabilities of many tokens and inputs."""
+"""Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
 """Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
-# For linear time, an unclosed script extends to the end of the text, and a tag has no inner "<".
+# Takes linear time: an unclosed script extends to the end of the text, and a tag has no inner "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),

@@ -259,8 +259,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendError("the task is a chat, which needs api: chat, not api: completions")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._list_error or BackendError(
-                "this server may not continue an answer that the task begins: remove "
-                "task.chat.assistant (only llama.cpp's server and vLLM are known to continue it)",
+                "this server is not known to continue an answer that the task begins: remove "
+                "task.chat.assistant, or use llama.cpp's server or vLLM",
                 url=self._server.url,
             )
 

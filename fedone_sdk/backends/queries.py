@@ -204,6 +204,7 @@ class Prediction:
         rows: Per example, the log-probabilities without the label bias, or the score of the
             text; None if the model or the score function failed.
         censored: Number of log-probabilities that are upper bounds.
+        measure: The user's metric function, if the task has one.
     """
 
     task: TaskSpec

@@ -54,9 +54,9 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 class RequestForm:
     """Builds the requests to a server, and changes their format after a refusal.
 
-    A refusal may name the field for the maximum length of an answer, the number of shown tokens,
-    the number of answers, the temperature, the JSON schema, or the format of messages. Later
-    requests are then changed in this respect, and `FormChanged` is raised.
+    A refusal may name the field for the maximum length of an answer, the number of tokens to show
+    (``top_logprobs``), the number of answers, the temperature, the JSON schema, or the format of
+    messages. Later requests are then changed in this respect, and `FormChanged` is raised.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Retries:
                 self._refusal = None
                 raise
             times = f"{self._failures} time{'s' * (self._failures > 1)}"
-            reason = f"the model failed {times} in a row, last: {exc.summary}"
+            reason = f"the model failed {times} in a row; last error: {exc.summary}"
             blocked = BackendBlocked(reason, usage=exc.usage, **exc.private)
             self._open(blocked)
             raise blocked from exc

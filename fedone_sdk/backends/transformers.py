@@ -58,11 +58,10 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     ``architectures`` decide which kind it is. A query of up to `MAX_SEQUENCES` sequences is one
     forward pass. The softmax over the vocabulary is computed in float32, at scored positions only.
 
-    The constructor reads the small files, and downloads those of a hub model. The first call that
-    needs the weights loads them in a worker thread. Code that comes with a model is never run.
+    The constructor reads the small files, and downloads those of a hub model. A worker thread loads
+    the weights on their first use. Code that comes with a model is never run.
 
-    The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
-    ``tokenizer.json``.
+    The arguments are keys of ``kind: transformers``.
 
     Attributes:
         answers: ``labels``; for a causal model also ``reference`` and ``text`` (greedy).

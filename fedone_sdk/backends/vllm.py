@@ -106,7 +106,7 @@ class VllmBackend(ServerBackend[_Request]):
         return f"vllm:{served.root}:{served.max_length}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Read the model's description from the server, and check that both use one tokeniser.
+        """Read the model's description from the server, and check that the tokenisers are equal.
 
         Raises:
             BackendBlocked: The server lacks the model or the plugin, has another tokeniser, or has

@@ -1,4 +1,4 @@
-"""The command `fedone`. It parses arguments and builds objects."""
+"""The command `fedone`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
-    except KeyboardInterrupt:  # Ctrl-C during imports; a running command handles it.
+    except KeyboardInterrupt:  # Ctrl-C during imports. A running command handles Ctrl-C itself.
         sys.exit(130)
     except Exception as exc:
         # pydantic raises this error at Ctrl-C while it builds a validator.

@@ -1,4 +1,4 @@
-"""Shared options of commands, help texts (read from docstrings), and calls to a server."""
+"""Options that commands share, help texts (from docstrings), and calls to a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def secret(context: typer.Context, option: typer.CallbackParam, token: str | Non
     source = context.get_parameter_source(option.name or "")
     if source is not None and source.name == "COMMANDLINE":
         raise ArgumentError(
-            f"{option.opts[0]}: is visible to other users of this machine; set {option.envvar}"
+            f"{option.opts[0]}: other users of this machine can see options; set {option.envvar}"
         )
     return token
 

@@ -99,7 +99,7 @@ class Output:
 
 
 def check_target(option: str, target: Path) -> None:
-    """Check that a file can be written."""
+    """Check that a file can be written, before the command does its work."""
     path = _resolved(target)
     # Pipes and devices need no write access to their folder.
     needed = path if _is_special(path) else path.parent
@@ -137,7 +137,7 @@ def _is_special(path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """Replace control characters in a text, which a device may have sent."""
+    """Replace control characters, which a text from a device may contain."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -203,7 +203,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         else ", ".join(map(repr, prompt.labels.values())),
         "label bias": None
         if prompt.bias is None
-        else f"{bias_text(prompt.bias)}, belongs to the prompt",
+        else f"{bias_text(prompt.bias)} (part of the prompt)",
         "cheaper prompt": None
         if cheapest is None or cheapest.prompt is None
         else repr(cheapest.prompt.text),
@@ -219,7 +219,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         f"{spent.prompt_tokens} prompt tokens, USD {money(spent, priced=result.priced)}{usd}",
         "proposer": None if result.proposer is None else _proposer(result.proposer, result.priced),
         "judge": None if result.judge is None else cost_text(result.judge, priced=result.priced),
-        "judge in pairs": None
+        "judge's preference": None
         if verdict is None or verdict.preference is None
         else verdict.preference.text,
         "cache hits": f"{result.cache.hits}",
@@ -238,7 +238,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     output.facts({name: text for name, text in facts.items() if text is not None})
     if result.lineage:
         output.console.print()
-        header = ["new candidate", "client", "gain", "deployed", "parent"]
+        header = ["new candidate", "client", "loss reduction", "deployed", "parent"]
         output.table(header, [one.cells for one in result.lineage])
     if verdict is not None and verdict.standings:
         output.console.print()
@@ -254,7 +254,8 @@ def _proposer(report: ProposerReport, priced: bool) -> str:
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:
-    header = [f"{metric} on {verdict.examples} dev rows", "value", "95 %", "tuned gains", "95 %"]
+    rows = f"{metric} on {verdict.examples} dev rows"
+    header = [rows, "value", "95 % interval", "gain of tuned prompt", "95 % interval of gain"]
     return header, [
         [
             COMPARED[one.name],
@@ -272,8 +273,8 @@ def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]
 
 def _devices(devices: RunDevices) -> str:
     reasons = "; ".join(f"{one.reason} ({one.devices})" for one in devices.unfit)
-    counts = f"{devices.connected} connected, {devices.fit} fit"
-    return f"{counts}: {reasons}" if reasons else counts
+    counts = f"{devices.connected} connected, {devices.fit} of them fit the run"
+    return f"{counts}; unfit: {reasons}" if reasons else counts
 
 
 def bias_text(bias: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""RUN.yaml: its spec, its federation and backend, and the files that store its run."""
+"""A RUN.yaml: its spec, federation and backend, and the files in which its run is stored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunFile:
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
-        # Keys that the file does not set stay unset, so that `RunSpec.is_same_run` is true.
+        # Keys that are not set stay unset, so that the spec equals the stored spec of the run.
         document: dict[str, Any] = spec.model_dump(exclude_unset=True)
         if seed is not None:
             document["seed"] = seed
@@ -124,7 +124,7 @@ class RunState:
 
     @classmethod
     def of(cls, run_path: Path, name: str, store: Path | None = None) -> Self:
-        """Return the paths next to the file of ``--store``; for None, in ``.fedone``."""
+        """Return the paths next to `store` (the file of ``--store``), or in ``.fedone``."""
         if store is not None:
             return cls(
                 store=store,
@@ -143,7 +143,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Create the default folder, with a .gitignore for all of its files."""
+        """Create the folder ``.fedone``, with a .gitignore for all of its files."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return
@@ -158,7 +158,7 @@ class RunState:
     async def find(
         self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool, model: str | None = None
     ) -> KnownRun | None:
-        """Check that the stored run can continue, and return it; None if there is none."""
+        """Check that the stored run can continue, and return it; None if no run is stored."""
         if not self.store.exists():
             self._remove_clients()
             return None
@@ -169,7 +169,7 @@ class RunState:
             if fresh:
                 await self._clear(store, spec.name)
             known = await store.run(spec.name)
-            if not await store.tokens():  # This store has not enrolled the clients.
+            if not await store.tokens():  # The clients' state belongs to another store.
                 self._remove_clients()
         finally:
             await store.close()
@@ -181,7 +181,8 @@ class RunState:
         if model is not None and document["model"] not in (None, model):
             raise SpecError(
                 f"backend: is {model!r}, but the run {spec.name!r} in {self.store} was scored by "
-                f"{document['model']!r}; use --fresh to start over, or rename the backend file"
+                f"{document['model']!r}; start over with --fresh, or rename the backend file to "
+                "get a new run"
             )
         return KnownRun(
             ended=status if status in _FINAL and not raised else None,
@@ -216,7 +217,7 @@ class RunState:
             if all(name.startswith("budget.") for name in differences):
                 changed += "; a cap can only be raised"
         elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
-            changed = "the candidates, which depend on prompt and on the data"
+            changed = "the candidates, which depend on the section prompt and on the data"
         else:
             return tuple(name.removeprefix("budget.") for name in differences)
         raise SpecError(
@@ -228,6 +229,5 @@ class RunState:
 
 def _unusable(folder: Path) -> SpecError:
     return ArgumentError(
-        f"{folder}: cannot be written to; --store FILE keeps the run in FILE, --no-store keeps "
-        "nothing"
+        f"{folder}: cannot be written to; set another file with --store, or use --no-store"
     )

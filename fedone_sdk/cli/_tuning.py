@@ -1,4 +1,4 @@
-"""Runs of tune, quickstart and retune in this process, with progress display and Ctrl-C."""
+"""A run in this process, for tune, quickstart and retune: its progress display and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def next_steps(
     if not result.rounds and result.status == "budget_exhausted":
         yield (
             "no round was done, because the caps do not suffice for one round; "
-            "`fedone plan` shows the smallest useful cap, and a raised cap continues the run"
+            "`fedone plan` prints the smallest useful cap, and a raised cap continues the run"
         )
     if known is not None and known.ended is None:
         hits = result.cache.hits - known.cache_hits
@@ -82,10 +82,10 @@ def next_steps(
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
     if result.status == "budget_exhausted" and result.rounds:
-        yield "a higher cap continues the run: set it in the file, or with --raise UNIT=N"
+        yield "to continue the run, set a higher cap in the file, or with --raise UNIT=N"
     run_file = f" --run {shlex.quote(str(run_path))}" if spec.method.name == "own" else ""
     report = f"fedone report {result.run_id} --store {store}{run_file}"
-    yield f"the run is kept in {state.store}; a report: {report}"
+    yield f"the run is in {state.store}; for a report: {report}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:
@@ -183,7 +183,7 @@ class Progress:
 
 
 def _share(run: aggregator.ServedRun) -> float:
-    """Return the largest share that is used: of the rounds, or of any cap."""
+    """Return the progress of a run: the largest used share of its rounds and of its caps."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:

@@ -60,7 +60,7 @@ def create(
     created = call(server, token, AdminClient.create_token, message)
     try:
         output.write_json(created)
-    finally:  # The secret cannot be read again.
+    finally:  # Print the secret even if the file was not written: no call returns it again.
         output.facts({"token": created.token, **_token_facts(created)})
     if uses is None:
         typer.echo("warning: without --uses, a leaked token enrols any number of devices", err=True)
@@ -124,7 +124,7 @@ def revoke_client(
 def _token_facts(token: TokenInfo) -> dict[str, str]:
     return {
         "runs": "all" if token.runs is None else " ".join(token.runs),
-        "uses left": "any" if token.uses_left is None else str(token.uses_left),
+        "uses left": "unlimited" if token.uses_left is None else str(token.uses_left),
         "expires": "never" if token.expires_at is None else moment(token.expires_at),
         "revoked": "no" if token.revoked_at is None else moment(token.revoked_at),
     }

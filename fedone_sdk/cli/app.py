@@ -1,4 +1,4 @@
-"""The tree of commands. Large dependencies are imported when a command runs: `--help` is fast."""
+"""The subcommands of `fedone`. Slow imports wait until a command runs, so `--help` is fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedone_sdk.cli import (
 )
 from fedone_sdk.cli._options import command
 
-# Plain help and errors: the same text in a terminal, a pipe and a log.
+# Help and errors are plain text: the same in a terminal, in a pipe and in a log.
 app = typer.Typer(
     help="Federated tuning of short prompts for black-box language models.",
     no_args_is_help=True,

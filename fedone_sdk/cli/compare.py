@@ -1,4 +1,4 @@
-"""`fedone compare`: methods, each with several seeds, on the user's task and model."""
+"""`fedone compare` compares methods on the user's task and model, each with several seeds."""
 
 from __future__ import annotations
 
@@ -45,25 +45,26 @@ def compare(
     html: Path | None = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare methods on your own task and model, paired by seed.
+    """Compare methods on your own task and model, each with several seeds.
 
-    A trial is one method with one seed. Trials are kept in .fedone/NAME.compare next to RUN.yaml,
-    and the model's answers in .fedone/answers.sqlite. After a stop or a crash the same command
-    continues, and pays for no answer twice.
+    A trial is one method with one seed. Finished trials are stored in .fedone/NAME.compare next to
+    RUN.yaml, and the model's answers in .fedone/answers.sqlite. After a stop or a crash the same
+    command continues, and pays for no answer twice.
 
     Example: fedone compare run.yaml --seeds 5 --html compare.html
 
     Args:
         methods (A,B,C): Names of methods as in RUN.yaml, and the baselines no-prompt and
-            no-prompt-bias, which tune nothing. The first name is compared with each other name.
+            no-prompt-bias, which tune nothing. The first method is compared with each other one.
             Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
         seeds (N): Number of seeds, counted up from the seed of RUN.yaml.
-        requests (TOTAL): Cap on the requests of all trials, including measurements and restarts.
+        cap (N): Spend no more than N training queries per trial.
+        requests (TOTAL): Cap on the requests of all trials, including measurements.
         usd (TOTAL): Cap on the cost of all trials in US dollars, including measurements.
         yes: Allow requests to a model that may cost money.
-        only_report: Report the trials that are kept, and run no others.
+        only_report: Report the finished trials, and run no others.
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
-        html (FILE): Write an HTML page with table and curves.
+        html (FILE): Write an HTML page with the table, curves and prompts.
     """
     from fedone_sdk.evaluation.results import results_of
     from fedone_sdk.local import comparison
@@ -98,7 +99,7 @@ def compare(
         write_file("--html", html, reports.comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results)
-    note(f"the trials are kept in {folder}")
+    note(f"the finished trials are in {folder}")
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def _locked(state: RunState, folder: Path) -> Iterator[None]:
     try:
         lock = FileLock(folder / "lock").acquire(timeout=0)
     except Timeout:
-        raise ArgumentError(f"{folder}: another process runs this comparison") from None
+        raise ArgumentError(f"{folder}: another process is running this comparison") from None
     with lock:
         yield
 
@@ -137,7 +138,7 @@ def _run_trials(
         )
         to_run = asyncio.run(_approved(run, planned, session, only_report=only_report, yes=yes))
         if to_run:
-            stopped = f"stopped; the trials in {folder} are kept, and the same command continues"
+            stopped = f"stopped; finished trials are in {folder}, and the same command continues"
             with interruptible(stopped):
                 session.run(to_run, stop_at_failure=True)
     records = [TrialRecord.model_validate(result) for result in session.results.values()]
@@ -155,13 +156,13 @@ def _run_trials(
 async def _approved(
     run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
-    """Print the cost of the trials that are not kept, and return these trials."""
+    """Print the cost of the trials that still have to run, and return these trials."""
     from fedone_sdk.local.comparison import costs_of, is_free
 
     caps = planned[0].caps
     async with run.backend(cache=None if only_report else planned[0].cache) as backend:
         with errors_in(str(run.path)):
-            if not run.spec.task.slots:  # With slots, each trial checks its words itself.
+            if not run.spec.task.slots:  # With slots, each trial checks its own label words.
                 await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps is not None and caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
@@ -183,7 +184,7 @@ async def _approved(
 
 def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
     kept = total - costs.trials
-    yield f"{costs.trials} of {total} trials to run{f', {kept} are kept' if kept else ''}"
+    yield f"{costs.trials} of {total} trials to run{f', {kept} are finished' if kept else ''}"
     yield (
         f"  at most {costs.training_queries:,} training queries, and {costs.evaluation_queries:,} "
         "on the dev split"

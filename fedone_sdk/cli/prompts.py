@@ -1,4 +1,4 @@
-"""`fedone score` and `fedone prompt use`: measurement and use of a prompt."""
+"""`fedone score`, which measures a prompt, and `fedone prompt use`."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def use(
 
     Args:
         path (ARTEFACT): A prompt artefact, written by `fedone runs export --as prompt`.
-        data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line; - is
-            standard input, with a JSON object or a text per line.
-        form: Without --data: print the prompt's exact text (text), the model's input with the
-            prompt (template), a program that uses it (python), or the arguments of MLflow's
-            register_prompt (mlflow).
+        data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line. With -,
+            standard input is read: each line is a JSON object or a text.
+        form: What to print without --data: the prompt's exact text (text), the model's input with
+            the prompt (template), a program that uses the prompt (python), or the arguments of
+            MLflow's register_prompt (mlflow).
         any_model: Allow a model other than the one that the prompt was tuned for.
         target (FILE): Write to this file instead of standard output.
     """
     quiet_logs()
     artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
-        note(f"{path}: {key} names {name}, which is not imported")
+        note(f"{path}: {key} names {name}; this command does not import it")
     if token := special_token(artefact.prompt.text):
         note(f"{path}: the prompt contains {token!r}, a special token of some models")
     if target is not None:
@@ -185,11 +185,11 @@ def score(
         prompt: The prompt's exact text; an empty text means no prompt.
         slot (NAME=TEXT): Content of a slot of the task; repeatable. Other slots are empty.
             labels=bad,good uses these label words, in the order of the task's labels.
-        artefact_path (FILE): A prompt artefact with task and label bias, written by `tune
-            --artefact`; RUN.yaml then only provides the model, the dev data and the names of
-            functions.
+        artefact_path (FILE): Measure the prompt of this artefact (from `fedone tune --artefact`),
+            with its task and label bias. RUN.yaml then provides only the model, the dev rows and
+            the names of functions.
         data (FILE): Labelled examples: a file, or hf:NAME. Default: data.dev of RUN.yaml.
-        bias (B,B): The label bias: per label, a number that is added to its log-probability, nats.
+        bias (B,B): The label bias: one number per label, added to its log-probability (nats).
         pairs: Also let the judge of task.score compare each generated text with the text that is
             generated without a prompt, in both orders: two requests per example.
     """
@@ -225,7 +225,7 @@ async def _measure(
     *,
     pairs: bool,
 ) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return the answers, the judge's preference, and (judge's cost, whether it is known)."""
+    """Return the answers, the judge's preference, and the judge's cost and whether it is priced."""
     from fedone_sdk.evaluation.verdict import preference
 
     judge, size = local.load_score(task, run.folder), run.spec.method.batch_size
@@ -241,7 +241,7 @@ async def _measure(
         if not isinstance(judge, Judge):
             return answers, None, None
         preferred = None
-        if pairs:  # The answers to the prompt are cached already.
+        if pairs:  # The answers with the tuned prompt are cached already.
             texts = []
             for compared in (prompt, ""):
                 queries = backends.prediction_queries(backend, task, compared, examples, size)
@@ -273,7 +273,7 @@ def _results(
         "censored": prediction.censored,
         "usage": bill(prediction.usage, priced=priced),
     }
-    spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
+    spread = "" if ends is None else f", 95 % interval {ends.low:.4f} to {ends.high:.4f}"
     loss = f"{metric_text(prediction.mean_loss, 4)} ({task.loss})"
     facts = {"mean loss": loss + spread}
     if task.metric != "loss":
@@ -284,7 +284,7 @@ def _results(
         facts["judge"] = cost_text(spent, priced=has_price)
     if preferred is not None:
         document["preference"] = preferred.model_dump(mode="json")
-        facts["judge in pairs"] = preferred.text
+        facts["judge's preference"] = preferred.text
     if task.bias is not None:
         facts["label bias"] = _output.bias_text(task.bias)
     facts["examples"] = f"{len(prediction.examples)} ({failed} failed)"
@@ -300,7 +300,7 @@ def _artefact(
     artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
-            problem = f"{key}: must be {name!r}, as in {path}, to import the function"
+            problem = f"{key}: must be {name!r}, the function that {path} names"
             raise SpecError(problem, source=str(run.path))
     return artefact
 

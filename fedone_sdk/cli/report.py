@@ -31,13 +31,13 @@ def report(
     """Write the results and cost of a run as one HTML page that needs no network.
 
     The page has the metric with intervals, curves, the prompt before and after, a confusion matrix,
-    cost, clients, and programs that use the prompt. It contains no texts of examples and no keys.
+    cost, clients, and programs that use the prompt. It has no texts of examples and no API keys.
 
     Example: fedone report sst2 --store fedone.db -o sst2.html
 
     Args:
-        source (RUN): An export (`fedone runs export`); or the id of a run in --store, --server or
-            this folder's .fedone.
+        source (RUN): A file from `fedone runs export`; or the id of a run in --store, on --server,
+            or in this folder's .fedone.
         target (FILE): The page. Default: RUN.html.
     """
     if store is None and server is None and not os.path.exists(source):
@@ -56,7 +56,7 @@ def report(
 
 
 def check_report(option: str, target: Path) -> None:
-    """Check that a report can be written; called before the run, which costs money."""
+    """Check, before a run costs money, that its report can be written."""
     if target.suffix != ".html":
         raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
@@ -73,13 +73,13 @@ def export_run(
     store: RunStore = None,
     run_path: OwnRun = None,
 ) -> None:
-    """Write a run to one file: its description, its rounds and its result; or only its prompt.
+    """Write a run (its description, rounds and result), or only its prompt, to a file.
 
     Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
 
     Args:
         target (FILE): The file to write. Default: RUN_ID.jsonl or RUN_ID.prompt.json.
-        form: `run` is the run as JSON lines, `prompt` its prompt as an artefact.
+        form: `run` writes the run as JSON lines; `prompt` writes its prompt as an artefact.
     """
     load_own(run_path)
     if form == "prompt":

@@ -1,4 +1,4 @@
-"""`fedone retune`: migration of a prompt to another model."""
+"""`fedone retune`: moving a prompt to another model."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def retune(
 ) -> None:
     """Move a prompt to another model: tune it there under a cap, and compare four prompts.
 
-    The best prompt on the new model and the dev split is recommended: no prompt, the old prompt
-    with its old label bias, the old prompt with a new label bias, or the new prompt. The run is
-    kept in .fedone next to PROMPT.json, so the same command continues after a stop or a crash.
+    The four prompts are no prompt, the old prompt with its old label bias, the old prompt with a
+    new label bias, and the new prompt. The best of them on the dev split is recommended. The run is
+    stored in .fedone next to PROMPT.json. After a stop or a crash the same command continues it.
 
     Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200
 
@@ -50,11 +50,11 @@ def retune(
             paths are relative to its folder.
         run_path (RUN.yaml): The run whose task, data, method, vocabulary and caps are used. Its
             model is not used.
-        only_plan: Estimate the cost without sending requests.
+        only_plan: Estimate the cost, and send no requests.
         target (FILE): Write the recommended prompt. Default: RUN_ID.prompt.json next to
             PROMPT.json.
         html (FILE.html): Write the report of the run.
-        fresh: Remove the kept run and start over. Paid answers are kept and reused.
+        fresh: Remove the stored run and start over. Paid answers are kept and reused.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_report, retune_spec
 
@@ -93,7 +93,7 @@ def retune(
         "run": result,
         "output": None if recommended is None else str(recommended),
     }
-    # The results are paid for: if one cannot be written, the others are still written.
+    # The run has cost money: if one output fails, the others are still written.
     with ExitStack() as last_first:
         if html is not None:
             page = partial(reports.html_report, run, report, recommended, backend_path)
@@ -119,7 +119,7 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
 
 
 async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
-    """Return the plan of the whole run, without a cache, so that it includes paid answers."""
+    """Return the plan of the whole run, including answers that are in the cache already."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
@@ -144,7 +144,7 @@ async def _retune(
         _output.note(
             f"{federation.spec.name}: up to {plan.training_queries} training and "
             f"{plan.evaluation_queries} evaluation queries, about {plan.expected.requests} "
-            f"requests and USD {expected}, {most} at most"
+            f"requests and USD {expected} ({most} at most)"
         )
         result = await _tuning.run_here(
             federation,

@@ -37,8 +37,8 @@ def show(
     Example: fedone runs show sst2 --server https://fedone.example
 
     Args:
-        by_client: Show the influence of each client that a defence has judged, that has spent
-            epsilon, or that is in quarantine.
+        by_client: Show the influence of each client that has an epsilon (privacy), that is in
+            quarantine, or whose updates a defence has examined.
     """
     if run_id is None and by_client:
         raise ArgumentError("--clients: needs a RUN_ID")

@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 _TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """OpenTelemetry's variables for the destination of traces."""
 
-_NO_DEFENCE = "defence: is none, so that false updates of a few devices can decide the prompt"
+_NO_DEFENCE = "defence: is none, so false updates of a few devices can decide the prompt"
 
 
 class _Settings(NamedTuple):
@@ -80,13 +80,13 @@ def serve(
             dev = _dev_of(run)
             measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
             measured += dev.why and f": {dev.why}"
-            typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
+            typer.echo(f"{run.spec.name}: prompts are {measured}; defence: {run.spec.defence.kind}")
             if not run.spec.defence.checks_updates:
                 typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
 
 
 async def _check(settings: _Settings) -> str:
-    """Do all steps before listening, with a copy of the stored runs; describe the store."""
+    """Do all steps of a start before listening, on a copy of the runs; describe the store."""
     config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
@@ -98,7 +98,7 @@ async def _check(settings: _Settings) -> str:
         backend = await _backend(config, folder, None, stack)
         server = aggregator.Aggregator(backend=backend, store=copy, **dict(config.auth))
         await stack.enter_async_context(server)
-        # Runs are added without measurements, because these cost queries.
+        # Without measurements of prompts, because these cost queries.
         await _add_runs(server, runs, failures, stack, measured=False)
     return store
 
@@ -220,7 +220,7 @@ async def _add_run(
 
 class _Dev(NamedTuple):
     rows: tuple[Example, ...] = ()
-    why: str = ""
+    why: str = ""  # Why there are no rows.
     score: ScoreFunction | None = None
     measure: MetricFunction | None = None
 
@@ -253,7 +253,7 @@ def _traced(config: aggregator.ServeConfig) -> bool:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files, because one caller's idle connections may reach it."""
+    """Raise the limit of open files: one caller's idle connections could use up a low limit."""
     with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
         import resource
 

@@ -1,4 +1,4 @@
-"""`fedone tune` and `fedone quickstart` run in this process; `fedone plan` estimates the cost."""
+"""`fedone tune` and `fedone quickstart`, which tune in this process, and `fedone plan`."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def tune(
 ) -> None:
     """Tune a prompt for your own model and data, under your own budget.
 
-    The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
-    crash or a pause. Paths in RUN.yaml are relative to its folder.
+    The run is stored in .fedone next to RUN.yaml. After a stop, a crash or a pause the same command
+    continues the run. Paths in RUN.yaml are relative to its folder.
 
     Example: fedone tune run.yaml --cap 500 --report run.html
 
     Args:
-        store (FILE): Keep the run in this SQLite file. Default: .fedone/NAME.db next to RUN.yaml.
-            Clients' state is kept in FILE.fedone-clients, and the model's answers in
-            FILE.fedone-answers unless RUN.yaml names a cache.
-        no_store: Keep nothing, so that a stopped run cannot continue.
-        fresh: Remove the kept run of this name and start over. Paid answers are kept and reused.
-        artefact (FILE): Write the prompt and its provenance, for `fedone prompt use`.
+        store (FILE): Store the run in this SQLite file. Default: .fedone/NAME.db next to RUN.yaml.
+            Clients' state is stored in FILE.fedone-clients. Unless RUN.yaml names a cache, the
+            model's answers are stored in FILE.fedone-answers.
+        no_store: Do not store the run. It then cannot continue after a stop.
+        fresh: Remove the stored run and start over. Paid answers are kept and reused.
+        artefact (FILE): Write the tuned prompt and its provenance, for `fedone prompt use`.
         report (FILE): Write a report as one HTML page.
     """
     output = Output(json_file)
@@ -83,7 +83,7 @@ def tune(
     store_of_run = stores.MemoryStore() if state is None else stores.SqlStore.sqlite(state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, state, store_of_run, tracking))
-    # The results are paid for: if one cannot be written, the others are still written.
+    # The run has cost money: if one output fails, the others are still written.
     with ExitStack() as last_first:
         last_first.callback(
             _output.print_result, output, result, num_clients=len(federation.shards)
@@ -145,7 +145,7 @@ def plan(
     Example: fedone plan run.yaml
 
     Args:
-        probe: Measure a local model's speed for about 3 seconds; --no-probe loads no model.
+        probe: Load a local model, and time it for about 3 seconds.
     """
     output = Output(json_file)
     quiet_logs()
@@ -170,7 +170,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
                 backend=backend,
                 proposer=proposer,
                 probe=probe,
-                # The processor time so far, in which modules and data were loaded.
+                # The processor time for loading modules and data.
                 startup_s=time.process_time(),
             )
         if key_is_missing:
@@ -190,24 +190,24 @@ def print_plan(output: Output, plan: local.RunPlan, time_taken: str = "") -> Non
     facts = {
         "training queries": f"{plan.training_queries} at most"
         f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
-        "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of "
-        f"{plural(plan.rounds_planned, 'round')}, {plan.rounds_affordable} at worst",
+        "cap suffices": f"{verdict}: covers about {plan.rounds_expected} of "
+        f"{plural(plan.rounds_planned, 'round')}, at least {plan.rounds_affordable}",
         "evaluation queries": f"{plan.evaluation_queries}",
-        "proposals": f"{plan.proposals} at most" if plan.proposals else "",
+        "proposer calls": f"{plan.proposals} at most" if plan.proposals else "",
         **{
             name: f"about {cost_text(cost, priced=plan.priced)}"
             for name, cost in (("proposer", plan.proposer), ("judge", plan.judge))
             if cost is not None
         },
-        "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "
-        f"are new), {most.requests} at most",
+        "requests": f"about {expected.requests} ({1 - plan.distinct_share:.0%} of the training is "
+        f"answered from the cache), {most.requests} at most",
         "prompt tokens": f"about {expected.prompt_tokens} ({plan.per_query.prompt_tokens} per "
         f"query), {most.prompt_tokens} at most",
         "completion tokens": f"about {expected.completion_tokens}, "
         f"{most.completion_tokens} at most",
         "money": f"about USD {expected.usd:.4f}, {most.usd:.4f} at most"
         if plan.priced
-        else "unknown: name the model's price in backend.prices",
+        else "unknown: set the model's price in backend.prices",
         "prices": (plan.prices or "") if expected.usd else "",
         "time": time_taken,
         "smallest useful cap": f"{smallest.queries} queries, {smallest.requests} requests, "
@@ -224,7 +224,7 @@ def _time(plan: local.RunPlan, *, local: bool, probe: bool) -> str:
     if duration is None and local:
         return "not known: the probe failed" if probe else "not measured (--no-probe)"
     if duration is None:
-        return "no rate limit is set"
+        return "unknown, because backend.limits is not set"
     if duration.basis == "rate_limits":
         return f"{duration.seconds:.0f} s at least, by the rate limits"
     return (
@@ -254,8 +254,8 @@ def quickstart(
     Example: fedone quickstart --json result.json
 
     Args:
-        model: An instruct model of 135 million parameters (98 MB, fetched once), or the embedded
-            masked model (10 seconds, no network).
+        model: `smollm2-135m-instruct` is an instruct model of 135 million parameters (98 MB,
+            fetched once). `mini` is the embedded masked model (10 seconds, no network).
     """
     output = Output(json_file)
     quiet_logs()
@@ -275,13 +275,13 @@ def quickstart(
         page = reports.html_report(reports.read_export(exported))
         _output.write_file("report", _REPORT, page)
         output.console.print(f"A report, for a browser: {_REPORT.resolve()}")
-    except (ArgumentError, MissingExtraError) as exc:  # The run has succeeded without a report.
+    except (ArgumentError, MissingExtraError) as exc:  # The command succeeds without a report.
         note(f"no report: {exc}")
     raise typer.Exit(_output.exit_code(result))
 
 
 def _available(model: str) -> str:
-    """Fetch a model; return its name, or the embedded model's if it cannot be fetched."""
+    """Fetch a model, and return its name; return ``mini`` if the model cannot be fetched."""
     from fedone_sdk.cli.models import fetch
 
     try:
@@ -305,7 +305,7 @@ class _Change(NamedTuple):
 async def _run_quickstart(
     run: RunFile, federation: local.Federation
 ) -> tuple[RunResult, list[_Change] | None, bytes]:
-    """Return the result, the answers that the prompt changes (None if stopped), and the export."""
+    """Return the result, the changed answers (None if the run failed), and the run's export."""
     from fedone_sdk.evaluation.outcomes import OUTCOMES, newest_outcomes
     from fedone_sdk.evaluation.verdict import no_prompt_biased
 

@@ -23,8 +23,8 @@ BASELINES: Mapping[str, str] = {
 """Display names of the baselines, by name."""
 
 _HEADER = (
-    "method|trials|{metric}|vs {first} [95 %]|loss|vs {first} [95 %]|to target|queries"
-    "|example calls|requests"
+    "method|trials|{metric}|minus {first} [95 % interval]|loss|minus {first} [95 % interval]"
+    "|queries to target|queries|example calls|requests"
 )
 
 

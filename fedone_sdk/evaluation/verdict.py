@@ -42,7 +42,7 @@ _POWER = 1.959964 + 0.841621
 
 _OVER: Mapping[Compared, str] = {
     "no_prompt": "no prompt",
-    "no_prompt_biased": "no prompt with bias",
+    "no_prompt_biased": "a label bias without a prompt",
 }
 
 
@@ -240,9 +240,9 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
     if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
-        deployed = "no prompt with its label bias" if biased else "no prompt"
-        better = "; it measured better without the bias" if base.gain.value < 0 else ""
-        return f"{deployed} is deployed, since no better prompt was found: {summary}{better}"
+        model = "the model without a prompt" + (", but with a label bias," if biased else "")
+        better = f"; without the label bias the {metric} was better" if base.gain.value < 0 else ""
+        return f"{model} is deployed, because no better prompt was found: {summary}{better}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":

@@ -1,4 +1,4 @@
-"""Comparison of methods. A trial runs an entrant (a method or a baseline) with one seed."""
+"""The comparison of methods: a trial is an entrant (a method or a baseline) with one seed."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    Another method gets those settings of RUN.yaml's method that it also has. If it cannot find a
-    label bias, ``calibration`` has its default value, and the entrant's notes say so.
+    A method other than RUN.yaml's gets the settings of RUN.yaml's method that it also has. If it
+    cannot fit a label bias, ``calibration`` has its default value, and the notes say so.
     """
     if not names or len(set(names)) < len(names):
-        raise ArgumentError("--methods: each name may occur only once")
+        problem = "each name may occur only once" if names else "needs at least one name"
+        raise ArgumentError(f"--methods: {problem}")
     return [_entrant(document, base, name) for name in names]
 
 
@@ -81,7 +82,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         "seed": base.seed,
         "budget": base.budget and base.budget.model_dump(),
     }
-    if not _MODELS[name].pools:  # Only a method that keeps all answers finds a bias.
+    if not _MODELS[name].pools:  # Only methods that keep all answers fit a label bias.
         changed.pop("calibration", None)
     try:
         spec = validate_spec(RunSpec, changed, source="arguments")
@@ -116,14 +117,14 @@ _IGNORED_FIELDS = {"backend", "gateway", "name"}
 """Fields of a run that do not affect results; the model is identified by its fingerprint."""
 
 _UNEQUAL = (
-    "budget: a cap on requests, tokens or usd lets later trials ask more, because answers in the "
+    "budget: a cap on requests, tokens or usd lets later trials run longer, because answers in the "
     "cache are free; a cap on queries is equal for all trials"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """An entrant with one seed, and the inputs of its trial.
+    """An entrant with one seed, and what its trial needs.
 
     Attributes:
         cache: File of the answer cache.
@@ -181,9 +182,9 @@ def contests(
 ) -> Iterator[Contest]:
     """Yield all contests, seed by seed.
 
-    Contests with the same seed have the same clients, rows and candidates. If their settings agree,
-    each round also has the same clients and mini-batches, because these draws depend on the run's
-    seed, but not on the method.
+    Contests with the same seed have the same clients, rows and candidates. If they have the same
+    batch size, each round also has the same clients and mini-batches: these draws depend on the
+    seed, not on the method.
     """
     for seed in seeds:
         federations: dict[str, Federation] = {}  # Equal data is loaded once.
@@ -206,8 +207,7 @@ class Costs:
     """The planned total cost of some trials.
 
     Attributes:
-        expected: Sum of the trials' expected usage. The actual usage may be less, because trials
-            share answers.
+        expected: Sum of the trials' expected usage. Because of the shared cache, they may use less.
         warnings: Problems that prevent trials, or make them incomparable.
     """
 
@@ -226,7 +226,7 @@ def is_free(backend: LLMBackend, batch_size: int) -> bool:
 
 
 async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
-    """Plan the first trial of each entrant, and multiply its cost by the number of seeds."""
+    """Plan one trial of each entrant, and multiply its cost by the entrant's number of trials."""
     training = evaluation = 0
     expected = most = NOTHING
     budget = contests[0].federation.spec.budget
@@ -267,7 +267,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
 
 
 class _SharedGuard(BudgetGuard):
-    """Applies the caps on all trials together, and stores the first refusal."""
+    """Applies the caps on all trials together; `refusal` is the first refused reservation."""
 
     refusal: BudgetExhausted | None = None
 

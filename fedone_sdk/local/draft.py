@@ -1,6 +1,6 @@
 """The task and the slots of a new run (`fedone init`), derived from public rows with a model.
 
-A form is a chat or template of ``draft.toml``. The opening is the form's text before the answer.
+A form is a chat or template of ``draft.toml``. The opening is the text just before the answer.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
 _SCREEN_CHARS = 300
-"""Maximum number of characters of a text that the model reads to derive words."""
+"""Maximum number of characters of a row's text that the model reads."""
 
 FRAME_CHARS = 100
-"""Assumed number of characters around a text in the model's input."""
+"""Assumed number of characters around a row's text in the model's input."""
 
 _WORDS_PER_LABEL = 24
 _MAX_SETS = 4
 _PENALTY = 1000.0
-"""Nats by which a word of the label's name is preferred to any other word."""
+"""Nats subtracted from words that are not in the label's name, so that they come last."""
 
 _MAX_PERMUTED = 3
 """Maximum number of labels for which the SDK's label words are tried in every order."""
 
 _DEMONSTRATION_CHARS = 1000
-"""Maximum length of a block of demonstrations."""
+"""Maximum length of a block of demonstrations, characters."""
 
 _MULTI_TOKEN_KINDS = ("llama_cpp", "transformers")
 
@@ -69,7 +69,7 @@ class Draft:
     """The task and the slots of a new run.
 
     Attributes:
-        task: The section ``task`` without metric; it does not cut texts.
+        task: The section ``task``, without a metric. Its template does not cut texts yet.
         slots: The candidates of each slot.
         multi_token: Whether label words have several tokens.
         char_s: Seconds that the model needs per character of text; None if not measured.
@@ -99,8 +99,8 @@ async def draft(
     A model behind an API gets only free requests.
 
     `rows` are the public rows, with the keys ``text`` and ``label``; `columns` are the original
-    names of these keys, and `public` is the rows' file. `text` and `aspect` are nouns for a text
-    and for the meaning of the labels. Values that are None are derived.
+    names of these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a
+    text and for what its label says, and `words` are the labels' meanings; None means derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -173,7 +173,7 @@ class _Reader:
         return await valid_words(self.model, [*words], self._input("", self.opening))
 
     async def accepts(self, words: Iterable[str], opening: str | None = None) -> bool:
-        """Return whether the model can score words after an opening; None: the reader's opening."""
+        """Return whether the model can score words after an opening (by default the reader's)."""
         form = self._input("", self.opening if opening is None else opening)
         try:
             await self.model.check(tuple(words), form)
@@ -189,13 +189,13 @@ class _Reader:
         inputs = tuple(self._input(text, self.opening) for text in texts)
         answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
         chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
-        # Processor time is the smaller one if other programs delay the model.
+        # If other programs delay the model, the processor time is the smaller one.
         seconds = min(time.perf_counter() - began, time.process_time() - cpu_began)
         self.char_s = seconds / chars
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
-        """Return the noun that the rows make most likely."""
+        """Return the noun whose probability rises most after the texts of the rows."""
         if not self.model.local:
             return "text"
         self.opening = " This is a" if self.form == "cloze" else "This is a"
@@ -226,7 +226,7 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
 
     A label's word is the word of its name that is most likely after its texts. If the names have no
     usable words, the first possible set is used: the whole names (if the model scores words of
-    several tokens), words of the SDK that fit the rows, words that the rows make likely, letters.
+    several tokens), words of the SDK that fit best, words that the rows make likely, letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:
@@ -257,14 +257,14 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
         main = fitting[0] if fitting and not has_names else derived or await _codes(reader)
     start = main if scores.covers(main) else derived
     others = [*fitting, _improved(scores, start)] if start else fitting
-    # A set with a higher loss on the public rows would only cost queries.
+    # A set with a higher loss on the public rows would only waste queries.
     worst = scores.loss(start) if start == main else np.inf
     others = [words for words in others if words != main and scores.loss(words) <= worst]
     return _Words(main, sorted(others, key=scores.loss)[: _MAX_SETS - 1], multi_token)
 
 
 async def _hosted_words(reader: _Reader, names: Mapping[str, str]) -> dict[str, str]:
-    """Return single words of the names, or codes, which a hosted model accepts as one token."""
+    """Return words of the names, or letters, each of them one token of a hosted model."""
     labels = reader.labels
     single = {
         label: [word for word in spellings_of(names[label]) if " " not in word[1:]]
@@ -320,7 +320,7 @@ class _WordScores:
         return self._of_word.keys() >= {*words.values()}
 
     def loss(self, words: Mapping[str, str]) -> float:
-        """Return the cross-entropy of a set, with each word's log-probabilities centred."""
+        """Return the cross-entropy of a set; the log-probabilities are centred per word."""
         scores = np.array([self._of_word[words[label]] for label in self.lifts]).T
         scores -= scores.mean(axis=0)
         scores -= np.logaddexp.reduce(scores, axis=1, keepdims=True)
@@ -354,7 +354,7 @@ def _shipped_sets() -> list[list[str]]:
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return the SDK's sets with the words of `main`; without words, all sets of this size."""
+    """Return the SDK's sets for the words of `main`; if it is empty, all orders of all sets."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         fitting = (words for words in _shipped_sets() if len(words) == len(labels))
@@ -375,7 +375,7 @@ def _frequent(reader: _Reader) -> list[str]:
 
 
 def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return numbers of shots: 0, and one or two per label if a block of shots has room."""
+    """Return numbers of examples per block: 0, and one or two per label if the block has room."""
     labels = Counter(row["label"] for row in rows)
     chars = min(median_high(len(row["text"]) for row in rows), _SCREEN_CHARS) + 20
     limit = min(_DEMONSTRATION_CHARS // chars, len(labels) * min(labels.values()))

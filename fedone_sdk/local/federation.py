@@ -1,4 +1,4 @@
-"""A federation in one process: the clients' data, the clients, an aggregator, and its run."""
+"""A federation in one process: the clients with their data, and an aggregator with one run."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _MAX_ROWS = 20_000
-"""Maximum number of rows from which a vocabulary is built; more rows only take time."""
+"""Maximum number of rows from which a vocabulary is built; more rows only cost time."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
-"""Called with the run: before it starts (the change is None), and then with every change."""
+"""Called with the run before it starts (the change is None), and then with each of its changes."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
-"""Sends queries to the run's model; their usage counts as evaluation of the run."""
+"""Sends queries to the run's model; their usage counts as evaluation."""
 
 First = Callable[[Ask], Awaitable[None]]
 """Called before the first client enrols, with a function that sends queries."""
@@ -44,11 +44,11 @@ First = Callable[[Ask], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """A RunSpec with its data loaded.
+    """A run with its data, split among clients.
 
     Attributes:
         shards: The rows of each client.
-        reused_rows: Whether clients share rows because there are too few.
+        reused_rows: Whether some clients have the same rows, because there are too few rows.
         score: The score function, for loss ``score``.
         measure: The metric function, for a custom metric.
     """
@@ -151,8 +151,8 @@ async def running(
 ) -> AsyncIterator[RunHandle]:
     """Run a federation in this process: a real aggregator, and one edge client per shard.
 
-    The clients work within the ``async with``. Leaving it early ends the run with its current
-    result, after pending queries are answered. The final prompt is measured on exit.
+    The clients work within the ``async with`` block. If the block is left early, the run ends with
+    its current result after pending queries are answered. The final prompt is measured on exit.
 
     Example:
         ```python
@@ -168,10 +168,10 @@ async def running(
         store: The aggregator's store, by default in memory. A run in the store is resumed, even
             after a stop.
         state_dir: Folder of the clients' state, so that a stored run resumes with the same clients.
-            If it is set and the block is left early, the round's open work is kept.
+            If it is set, the open work of a round also survives leaving the block early.
         watch: Called with the run and its changes.
         first: Called before the run starts or resumes; its queries count against the run's caps.
-        between: Wraps a client's transport, for example to inject a fault or an attack.
+        between: Wraps the transport of each client, for example to inject faults or attacks.
         proposer: The model of ``prompt.proposer``; the caller closes it.
 
     Raises:
@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # The clients are enrolled before the second `add_run`, which starts the evaluation.
+        # The second `add_run` starts the evaluation, so it comes after the enrolments.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)
@@ -227,7 +227,7 @@ async def running(
 
 
 async def _resume(service: Service, spec: RunSpec) -> None:
-    """Resume a stored run that was stopped; `add_run` can then measure its prompts."""
+    """Resume a stored run that was stopped, so that `add_run` can measure its prompts."""
     run = await service.registry.get_or_load(spec.name)
     if run is not None and run.spec.is_same_run(spec) and run.was_stopped:
         await service.resume_run(run)

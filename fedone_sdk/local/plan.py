@@ -1,7 +1,7 @@
 """Estimates of a run's cost and duration, from its rows, prices and a short timing.
 
-A step is one local step of a client: the prompts of one `ask`, on one mini-batch. A quote is
-the usage of a query, counted from its texts, if the cache has none of the query's rows.
+A step is one local step of a client: the prompts of one `ask`, on one mini-batch. A quote is the
+expected usage of a query without a cache, counted from the texts of the query.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _QUOTED = 128
 
 
 class RunPlan(Message):
-    """The plan of a run. Expected values come from a sample; all other costs are bounds.
+    """The plan of a run. Expected values come from a sample of queries; other costs are bounds.
 
     Attributes:
         clients: Number of clients, K.
         vocab_size: Number of candidates, N.
         queries_per_round: Clients per round x prompts per step x local steps (K* x I x E).
-        rounds_planned: T of RUN.yaml; for a method that keeps all answers, the rounds that the cap
-            on queries allows.
+        rounds_planned: T, the rounds of RUN.yaml; for a method that keeps all answers, the rounds
+            that the cap on queries allows.
         rounds_affordable: Full rounds that the caps cover at worst-case cost, at most T.
         rounds_expected: Full rounds that the caps cover at expected cost, at most T.
         distinct_share: Expected share of the (prompt, row) pairs of training that are sent to the
-            model; the cache answers the others.
+            model. The other pairs occurred before, so their answers are in the cache.
         evaluation_queries: Queries on the dev split, if all caps allow them.
         proposals: Maximum number of calls of the proposer.
         proposer: The part of `expected` for the proposer; null without one.
@@ -65,7 +65,7 @@ class RunPlan(Message):
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
         most: Worst-case usage of the whole run: the sum of all reservations.
-        smallest_cap: The smallest caps that cover one round and evaluation.
+        smallest_cap: The smallest caps that cover one round and the evaluation.
         duration: The estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
         prices: The model's prices for its service tier; null if unknown.
@@ -225,7 +225,7 @@ class _Planner:
         )
 
     async def _check(self) -> None:
-        """Remove label words that the model cannot score, and record its problems."""
+        """Remove label words that the model cannot score, and record problems of the model."""
         spec, backend = self.spec, self.backend
         try:
             vocabulary = await backends.usable_vocabulary(backend, spec, self.federation.vocabulary)
@@ -244,7 +244,7 @@ class _Planner:
         except ValueError as exc:
             raise SpecError(f"method: {exc}") from exc
 
-    # The draws of the untrained method
+    # Prompts and rows, drawn as at the start of the run
 
     def _draw(self) -> _Draws:
         spec, method, shards = self.spec, self.method, self.federation.shards
@@ -314,7 +314,7 @@ class _Planner:
         except BackendError:
             if not self.problems:
                 raise
-            # The problem that is already in the list also prevents counting.
+            # The cause is in the list already.
             self.problems.append("backend: tokens and costs cannot be counted without this model")
             return _UNKNOWN, _UNKNOWN, NOTHING
 
@@ -441,7 +441,7 @@ _JUDGE_TOKENS = 40
 """Typical number of tokens of a judge's answer."""
 
 _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
-"""Number of examples in a planned reflection, and a feedback of typical length."""
+"""Number of sample rows for reflection and for the judge, and a feedback of typical length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,8 +451,8 @@ class _Draws:
     Attributes:
         steps: The distinct queries of some steps.
         new_queries: Expected share of the queries that are not in the cache.
-        new_rows: Expected share of the (prompt, row) pairs that are not in the cache. During a
-            run this share falls, because the method draws fewer and fewer different prompts.
+        new_rows: Expected share of the (prompt, row) pairs that are not in the cache. In a real run
+            the share falls, because the method draws fewer and fewer different prompts.
     """
 
     steps: list[list[Query]]
@@ -470,7 +470,7 @@ class _Proposals:
 
 
 def _new(query: Usage, count: int, requests: Fraction, rows: Fraction) -> Usage:
-    """Return the usage of queries if only these shares of their requests and rows are sent."""
+    """Return the usage of `count` queries of which these shares of requests and rows are sent."""
     return _share((query * count).without_queries(), rows, requests)
 
 

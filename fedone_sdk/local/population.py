@@ -37,7 +37,7 @@ _BATCH = 128
 
 
 def population_secret(state_dir: Path | None) -> bytes:
-    """Return the secret behind the clients' token and nonces; `state_dir` stores it."""
+    """Return the secret from which the clients' token and nonces derive; `state_dir` stores it."""
     if state_dir is None:
         return secrets.token_bytes(32)
     file = state_dir / _SECRET
@@ -134,7 +134,7 @@ class _Member:
     number: int  # The index of its shard.
     nonce: str
     index: int | None = None  # The enrolment index.
-    enrolled: messages.Enrolled | None = None  # For the first `enrol` of its `EdgeClient`.
+    enrolled: messages.Enrolled | None = None  # What the first `enrol` of its client returns.
     client: EdgeClient | None = None
     awake: bool = False  # Whether its `EdgeClient` works.
 
@@ -155,11 +155,11 @@ class _MemberTransport(MemoryTransport):
 
 @dataclass(kw_only=True, eq=False)
 class Population:
-    """The clients of a federation, one per shard.
+    """The clients of a federation, one per shard (the rows of one client).
 
     All clients are enrolled and wait in the aggregator's pool, without an open request. When the
     server offers a client a seat (a place in a round), an `EdgeClient` is created for the client.
-    It works as on a device: it claims, scores and sends the update. It is kept for later seats.
+    It claims, scores and sends an update, as on a device. The `EdgeClient` is kept for later seats.
 
     Attributes:
         secret: With the same secret, a client enrols again as the same client.
@@ -192,7 +192,7 @@ class Population:
         await self._created.aclose()
 
     async def enrol(self) -> None:
-        """Enrol all clients in the order of their shards, because the order seeds their draws."""
+        """Enrol all clients in the order of their shards: a client's draws depend on its index."""
         if self.between is not None:
             for member in self._members:
                 await (await self._client(member)).enrol()
@@ -237,8 +237,6 @@ class Population:
                 for task in (keeping, *self._tasks):
                     task.cancel()
 
-    # Working clients
-
     def _on_change(self, run: ServedRun, change: Change) -> None:
         for client in change.offered:
             self._offer(client)
@@ -251,7 +249,7 @@ class Population:
                 self._offer(seat.client)
 
     def _offer(self, index: int) -> None:
-        member = self._by_index.get(index)  # None for a client of another process
+        member = self._by_index.get(index)  # None for a client of another process.
         if member is not None and not member.awake and self._group is not None:
             member.awake = True
             task = self._group.create_task(self._work(member), name=f"client {member.number}")
@@ -271,7 +269,7 @@ class Population:
             turn = await client.run_once()
             idle = turn.outcome != "offline" and not self._has_seat(member)
             if turn.outcome == "ended" or idle:
-                # There is no await after the check, so a new offer wakes the client again.
+                # No offer can be missed, because there is no await after the check.
                 member.awake = False
                 return
             await asyncio.sleep(turn.next_turn_s)

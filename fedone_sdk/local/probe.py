@@ -1,4 +1,4 @@
-"""An estimate of the duration of a run, from a short timing of a local model."""
+"""The duration of a run, estimated by timing a local model for some seconds."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def timed(
     A request takes a constant time, for example for the prefix that its rows share, and a time per
     row. Both are fitted to requests with one row and with more rows. If a model does not process
     rows one by one, whole queries are timed. The `warm_up` query comes first, so that one-time
-    costs count once, as part of the start. `requests`, `rows` and `rounds` are the run's
-    numbers. `startup_s` is the time since the process started.
+    costs count as part of the start. `steps` are queries of the run, one list per local step.
+    `requests`, `rows` and `rounds` are the run's numbers; `startup_s` is the process's age in s.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

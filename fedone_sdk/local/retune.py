@@ -35,8 +35,8 @@ _START_SHARE = 0.8
 _MAX_NAME_CHARS = 64
 
 _BIAS_EXAMPLES = 128
-"""Number of training examples to which a bias is fitted. On the companion feedback the bias has a
-standard deviation of 0.2 nats. This raises the loss by 0.005 nats, and changes no accuracy."""
+"""Number of training examples to which a bias is fitted. With the SDK's companion feedback the bias
+varies by 0.2 nats between samples, which costs 0.005 nats of loss and no accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class Retuning:
         if not Account(cap=spec.budget).affordable(smallest, 1):
             tokens = smallest.prompt_tokens + smallest.completion_tokens
             raise SpecError(
-                "budget: may not cover one round and all measurements; the smallest cap that "
-                f"does is {smallest.queries} queries, {smallest.requests} requests, {tokens} "
+                "budget: may be too low for one round and all measurements; the smallest sufficient"
+                f" cap is {smallest.queries} queries, {smallest.requests} requests, {tokens} "
                 f"tokens, USD {smallest.usd:.4f}"
             )
         return plan.model_copy(
@@ -104,7 +104,7 @@ class Retuning:
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Fit the label biases of the old prompt and of "no prompt" on the new model."""
         for prompt, queries in self._bias_queries(backend).items():
-            # Cached answers are read without the budget, which may be exhausted.
+            # Cached answers do not go through `ask`, because the run's budget may be exhausted.
             unknown = [query for query in queries if not await backends.is_known(backend, query)]
             paid = dict(zip(unknown, await ask(unknown), strict=True)) if unknown else {}
             rows = [
@@ -187,9 +187,8 @@ class MeasuredPrompt(Message):
 
     Attributes:
         prompt: The prompt with the label bias of the measurement.
-        interval: Its 95 % interval; null for a user-defined metric.
-        behind: The metric of the recommended prompt minus this prompt's metric, paired by example;
-            null without a recommendation or intervals.
+        interval: The 95 % interval of the metric `value`; null for a user-defined metric.
+        behind: The gain of the recommended prompt over this one, paired by row; null if unknown.
     """
 
     prompt: PromptReport
@@ -203,7 +202,7 @@ class RetuneReport(Message):
 
     Attributes:
         prompts: The prompts on the new model; ``old_prompt_biased`` only with label calibration.
-        change: The old prompt's metric: new model minus old model; null without intervals.
+        change: The old prompt's metric on the new model minus `on_old_model`; null if unknown.
         recommended: The best prompt; null before the run has ended, or if nothing is measured.
         text: The conclusions from the intervals, in sentences.
     """
@@ -222,7 +221,7 @@ class RetuneReport(Message):
     def header(self) -> list[str]:
         """The columns of `rows`."""
         rows = f"{self.metric} on {self.examples} dev rows"
-        return [rows, "value", "95 %", "label bias", "recommended gains"]
+        return [rows, "value", "95 % interval", "label bias", "gain of recommended prompt"]
 
     @property
     def rows(self) -> list[list[str]]:
@@ -264,7 +263,7 @@ def retune_report(
     finished: bool,
     measure: MetricFunction | None = None,
 ) -> RetuneReport:
-    """Compare the prompts by the answers that the run's evaluation has paid for."""
+    """Compare the prompts, using only answers that the run's evaluation has already paid for."""
     task = run.spec.task
     measurements = _measurements(artefact, run, biases)
     prompts: dict[Which, MeasuredPrompt] = {}
@@ -300,7 +299,7 @@ def _measurements(
 ) -> dict[Which, tuple[PromptReport, Outcomes | None]]:
     task, old = run.spec.task, artefact.prompt
     bare = _bare_prompt(task, run.vocabulary)
-    # The run starts from the old prompt, unless the run's vocabulary lacks one of its tokens.
+    # The untrained prompt is the old prompt, unless a token of it is not in the vocabulary.
     before = run.outcomes.get("before") if run.untrained.prompt == old.prompt else None
 
     def biased(

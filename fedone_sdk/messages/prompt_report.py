@@ -90,8 +90,7 @@ COMPARED: Mapping[Compared, str] = {
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
 ]
-"""Conclusion from two 95 % intervals: the gain over the best baseline (`Verdict.against`), and the
-gain over the best constant answer.
+"""Conclusion from two 95 % intervals: the gain over the best baseline, and over a constant answer.
 
 - ``worth_keeping``: both intervals are above 0.
 - ``unclear``: at least one interval contains 0.

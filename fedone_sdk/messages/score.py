@@ -68,7 +68,7 @@ class Score(Message):
 
     Attributes:
         assignment_id: The assignment whose reserved queries pay for the scores.
-        prompts: Shape (P, n), candidate indices; absent if they are the assignment's prompts.
+        prompts: P prompts as candidate indices, shape (P, n); absent for the assignment's prompts.
         examples: Text fields of the B examples of the mini-batch, without labels.
         references: The B reference texts for loss ``nll``; otherwise empty.
         proposal: If present, only one prompt is scored: the proposal's parent with the new text.

@@ -33,7 +33,7 @@ _Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class LedgerReport(Billed):
-    """The caps and the costs of the run."""
+    """The caps and the costs of the run, as in `RunResult`."""
 
     cap: Cap
     spent: Usage

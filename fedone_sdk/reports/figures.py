@@ -40,7 +40,7 @@ class Line:
 
     Attributes:
         error: Lengths of the error bars below and above the points.
-        band: Whether the errors are a band instead of bars.
+        band: Whether the errors are drawn as a band instead of bars.
         label: Name in the legend; empty for no entry.
         style: Marker and line, a format string of matplotlib.
         color: A colour of matplotlib; None for the next colour of its cycle.
@@ -191,7 +191,7 @@ def _both_modes(text: str) -> str:
 
 
 def _metric_panel(run: ReportedRun) -> Panel:
-    """Return the panel of the metric; all its values are for the rows of the curve."""
+    """Return the panel of the metric; all its values are measured on the rows of the curve."""
     metric, queries = run.result.metric, run.queries
     points = {
         spent: entry.metric
@@ -222,7 +222,7 @@ def _metric_panel(run: ReportedRun) -> Panel:
         biased = run.result.verdict.against == "no_prompt_biased"
     level, _ = _on_rows(run, "no_prompt", rows, metric.baseline, biased=biased)
     part = f" ({len(rows)} of {count:,} rows)" if len(rows) < count else ""
-    name = "no prompt with bias" if biased else "no prompt"
+    name = "label bias without a prompt" if biased else "no prompt"
     return Panel(lines=lines, title=f"{metric.name} on dev{part}", level=level, level_label=name)
 
 
@@ -234,7 +234,7 @@ def _on_rows(
     *,
     biased: bool = False,
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Return a prompt's metric on some rows with its interval; without outcomes, `default`."""
+    """Return a prompt's metric on some rows, and its interval; without outcomes, `default`."""
     outcomes, task, verdict = run.outcomes.get(which), run.spec.task, run.result.verdict
     if outcomes is not None and biased:
         plain = no_prompt_biased(task, outcomes, None if verdict is None else verdict.bias)

@@ -28,7 +28,7 @@ _TOP = 20
 def _messages(
     task: TaskSpec, prompt: TextPrompt, escape: Callable[[str], str], field: str
 ) -> list[dict[str, str]]:
-    """Return the messages; `escape` changes fixed text, and `field` is a field's placeholder."""
+    """Return the messages; `escape` changes fixed text, `field` is the format of placeholders."""
     texts = placed(task, prompt)
 
     def fill(template: str) -> str:
@@ -137,8 +137,8 @@ def program_of(
         notes.append("The run restricted answers by a JSON schema; this program does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
-            "The last message begins the answer. llama.cpp's server continues it, and vLLM does so "
-            "with continue_final_message. Most services do not."
+            "The last message is the beginning of the answer. llama.cpp's server continues it, and "
+            "vLLM does with continue_final_message. Most services do not."
         )
     url = backend.base_url
     host = urlsplit(url or "").netloc

@@ -58,7 +58,7 @@ def html_report(
     spec, verdict = run.spec, run.result.verdict
     if spec.backend.kind == "own":
         # An export from another source may name any object, and a program would import it.
-        program, note = "", "The model is a custom object, which a report does not name."
+        program, note = "", "The model is a custom object. A report does not name it."
     else:
         program, note = program_of(spec.task, run.result.prompt, spec.backend, run.result.model)
     return _page(
@@ -103,7 +103,7 @@ def confusion_of(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]
 
 
 def _other_models(result: RunResult) -> list[tuple[str, str, str]]:
-    """Return rows of the cost table for the proposer and the judge."""
+    """Return the rows of the cost table for the proposer and the judge."""
     lines, proposer = [], result.proposer
     models = {"proposer": None if proposer is None else proposer.spent, "judge": result.judge}
     for name, spent in models.items():
@@ -127,15 +127,15 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("Training queries", spent.queries, caps.queries),
         ("Evaluation queries", evaluation.queries, None),
         ("Billed requests", spent.requests, caps.requests),
-        ("of them evaluation", evaluation.requests, None),
+        ("Billed requests for evaluation", evaluation.requests, None),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
-        ("Tokens in all", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
+        ("All tokens", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
         ("Cached answers", result.cache.hits, None),
-        ("Federated traffic, up, B", result.communication.upload_bytes, None),
-        ("Federated traffic, down, B", result.communication.download_bytes, None),
-        ("Gateway traffic, up, B", result.gateway.upload_bytes, None),
-        ("Gateway traffic, down, B", result.gateway.download_bytes, None),
+        ("Federated traffic, upload, bytes", result.communication.upload_bytes, None),
+        ("Federated traffic, download, bytes", result.communication.download_bytes, None),
+        ("Gateway traffic, upload, bytes", result.gateway.upload_bytes, None),
+        ("Gateway traffic, download, bytes", result.gateway.download_bytes, None),
     ]
     usd = f"{spent.usd:.4f}" if result.priced else "unknown"
     texts = [
@@ -149,12 +149,12 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
     ]
     if result.leased != Usage():
         reserved = f"{result.leased.queries:,} queries"
-        texts.append(("Reserved for open work", reserved, "counts as spent"))
+        texts.append(("Reserved for open work, counts as spent", reserved, "-"))
     return texts
 
 
 def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
-    """Return each client's name, rounds, share of the rounds and mean loss, sorted by rounds."""
+    """Return each client's name, rounds, share of all updates and mean loss, sorted by rounds."""
     losses_of = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):

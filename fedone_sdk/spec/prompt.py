@@ -170,10 +170,9 @@ class PromptSpec(Spec):
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
         start: Warm start: a text, which becomes a candidate and has probability 1/2 at the first
-            position; or a list with probabilities of candidates for each position, for example
-            from an earlier run. The rest of a position's probability is uniform over all
-            candidates. Positions that are not in the list have probability 1/2 for the blank, the
-            empty candidate. With null, all candidates have the same probability.
+            position; or a list with probabilities of candidates for each position. The rest of a
+            position's probability is uniform over all candidates. At the other positions the blank
+            (empty) candidate has probability 1/2. With null, all candidates are equally probable.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """

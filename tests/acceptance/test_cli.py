@@ -85,7 +85,7 @@ def test_quickstart_keeps_its_cap(
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
     assert "No prompt, with its own label bias" in out
-    assert re.search(r"verdict +(no prompt with its label bias is deployed|[+-][\d.]+ points)", out)
+    assert re.search(r"verdict +(the model without a prompt, but|[+-][\d.]+ points)", out)
     assert "Next, a run of your own: fedone init TABLE.csv" in out
     assert "60 of 60" in out
     assert f"A report, for a browser: {tmp_path / 'quickstart.html'}" in out
@@ -226,7 +226,7 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     bias = run.prompt.bias
     assert bias is not None
     assert bias[0] == 0.0 != bias[1]
-    assert f"0,{bias[1]:.4g}, belongs to the prompt" in out
+    assert f"0,{bias[1]:.4g} (part of the prompt)" in out
     given = ["--prompt", run.prompt.text, f"--bias={bias[0]!r},{bias[1]!r}"]
     code, out, _ = fedone("score", folder / "run.yaml", *given, "--json", target)
     assert code == 0
@@ -284,11 +284,11 @@ def test_a_mistake_is_one_line(
         ),
         (
             ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret"],
-            "arguments: --token: is visible to other users of this machine; set FEDONE_TOKEN",
+            "arguments: --token: other users of this machine can see options; set FEDONE_TOKEN",
         ),
         (
             ["tokens", "list", "--server", "http://h", "--admin-token", "secret"],
-            "arguments: --admin-token: is visible to other users of this machine; set FEDONE_ADM",
+            "arguments: --admin-token: other users of this machine can see options; set FEDONE_ADM",
         ),
         # What stands around it in a file or a variable is none of it.
         (
@@ -377,7 +377,7 @@ def test_serve_check(
         assert out == (
             "config.yaml: would serve 1 run at 127.0.0.1:8080; "
             f"would create the tables in {store}\n"
-            "tiny: measured on 16 rows; defence: standard\n"
+            "tiny: prompts are measured on 16 rows; defence: standard\n"
         )
     else:
         assert (code, out) == (2, "")
@@ -391,8 +391,8 @@ def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) 
     (configured / "run.yaml").write_text(RUN.replace("dev.jsonl", "gone.jsonl"))
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert (code, len(err.splitlines())) == (0, 1)
-    line = "tiny: not measured: data.dev: there is no file gone.jsonl; defence: standard"
-    assert out.splitlines()[1:] == [line]
+    line = "tiny: prompts are not measured: data.dev: there is no file gone.jsonl; defence: "
+    assert out.splitlines()[1:] == [f"{line}standard"]
 
 
 def test_serve_check_warns_of_a_run_without_a_defence(fedone: Fedone, configured: Path) -> None:

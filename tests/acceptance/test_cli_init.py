@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     code, out, err = fedone("init", "my tickets.csv", "--model", "roberta-mini", "--queries", 12)
     assert (code, err) == (0, "")
-    assert "texts of 'body', labels of 'Sentiment'" in out
+    assert "texts in column 'body', labels in column 'Sentiment'" in out
     spec = RunSpec.load("run.yaml")
     # Words of the labels that are one token of the model.
     assert spec.task.labels == {"Good": " good", "unsatisfactory_service": " service"}
@@ -63,7 +63,7 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     again = ("init", "my tickets.csv", "--model", "roberta-mini")
     outcome = fedone(*again)
     assert outcome.code == 2
-    assert outcome.err.startswith("arguments: run.yaml exists: --fresh replaces it")
+    assert outcome.err.startswith("arguments: run.yaml exists; --fresh replaces it")
     assert Path("run.yaml").read_bytes() == before
     assert fedone(*again, "-o", "other.yaml").code == 0
     assert fedone(*again, "--fresh", "--queries", 12).code == 0
@@ -204,7 +204,7 @@ def test_four_questions_at_most(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "kind"], "--label: 'kind' is not a column; likely: Sentiment, device"),
+        (["--label", "kind"], "--label: 'kind' is not a column; possible columns: Sentiment, d"),
         (["--text", "Sentiment"], "--text: 'Sentiment' has no texts"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],

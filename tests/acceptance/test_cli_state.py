@@ -35,7 +35,7 @@ def test_a_run_is_kept_next_to_its_file(tune: Fedone, folder: Path) -> None:
     code, _, err = tune()
     assert code == 0
     assert err.splitlines()[-1] == (
-        "the run is kept in .fedone/tiny.db; a report: fedone report tiny --store .fedone/tiny.db"
+        "the run is in .fedone/tiny.db; for a report: fedone report tiny --store .fedone/tiny.db"
     )
     kept = folder / ".fedone"
     assert (kept / ".gitignore").read_text() == "*\n"

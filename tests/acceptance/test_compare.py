@@ -165,7 +165,7 @@ def test_the_same_command_continues(compare: Fedone) -> None:
     assert kept().items() >= first.items()
     # Another method needs only its own trials.
     _, _, err = compare("--seeds", 2, "--methods", "thompson,bdpl")
-    assert "2 of 4 trials to run, 2 are kept" in err
+    assert "2 of 4 trials to run, 2 are finished" in err
     # Another description has none yet.
     Path("run.yaml").write_text(RUN.replace("length: 2", "length: 1"))
     _, _, err = compare("--seeds", 1, "--methods", "random")
@@ -239,7 +239,7 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     with FileLock(place / "lock"):
         outcome = compare("--seeds", 1)
     assert outcome.code == 2
-    assert outcome.err.endswith("tiny.compare: another process runs this comparison\n")
+    assert outcome.err.endswith("tiny.compare: another process is running this comparison\n")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_plan_sends_and_writes_nothing(retune: Fedone, folder: Path) -> None:
         (["--run", "no.yaml"], "no.yaml: cannot be read"),
         (
             ["--run", "run.yaml", "--cap", 3],
-            "new.yaml: budget: may not cover one round and all measurements",
+            "new.yaml: budget: may be too low for one round and all measurements",
         ),
     ],
 )
@@ -189,8 +189,8 @@ def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], 
         (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the prompt's"),
         (
             ("{queries: 16}", "{queries: 16, requests: 40}"),
-            "new.yaml: budget: may not cover one round and all measurements; the smallest cap "
-            "that does is 4 queries, 64 requests",
+            "new.yaml: budget: may be too low for one round and all measurements; the smallest "
+            "sufficient cap is 4 queries, 64 requests",
         ),
         (
             ('great"}}', 'great"}, metric: f1}'),

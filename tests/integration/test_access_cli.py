@@ -53,7 +53,7 @@ async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
     enrolled = await fedone.aggregator.service.access.enrol(secret, Enrol(name="phone"))
 
     listed = await fedone("tokens", "list")
-    assert re.search(r"config:1 +all +any +never +no\n", listed)
+    assert re.search(r"config:1 +all +unlimited +never +no\n", listed)
     assert re.search(r"acme +acme-\* demo +1 +20\d\d-\S+ \S+Z +no\n", listed)
     assert secret not in listed
     assert await fedone("tokens", "revoke", "acme") != ""

@@ -100,7 +100,7 @@ async def test_a_report_has_the_results_of_the_run() -> None:
         assert f"{value:.3f}" in page.text
     assert result.alpha_sha256 in page.text
     assert all(entry.client_id in page.text for entry in result.history)
-    headings = ["Was it worth it?", "Prompt", "Curves", "Confusion", "Cost", "Clients",
+    headings = ["Was it worth it?", "Prompt", "Curves", "Confusion matrix", "Cost", "Clients",
                 "How to use it"]  # fmt: skip
     places = [page.text.index(f"\n{title}\n") for title in headings]
     assert places == sorted(places)

@@ -83,17 +83,17 @@ def test_what_a_label_bias_alone_gains_is_no_gain_of_the_prompt() -> None:
     assert verdict.standings[2].gain is not None
     assert verdict.standings[2].gain.value == 0.0
     assert said(verdict).startswith(
-        "no prompt with its label bias is deployed, since no better prompt was found: +50.0 points "
-        "over no prompt (95 % +4"
+        "the model without a prompt, but with a label bias, is deployed, because no better prompt "
+        "was found: +50.0 points over no prompt (95 % +4"
     )
     wrong = no_prompt_biased(task(), leaning(0.0), (0.0, 60.0))
     assert wrong is not None
     tuned = wrong.outcomes.model_copy(update={"which": "after"})
     measured = {"no_prompt": leaning(0.0), "after": tuned}
     worse = judge(task(), measured, plain_bias=(0.0, 60.0), empty=True)
-    assert said(worse).endswith("; it measured better without the bias")
+    assert said(worse).endswith("; without the label bias the accuracy was better")
     bare_alone = judge(task(bias=(0.0, 1.0)), {"no_prompt": bare, "after": bare}, empty=True)
-    assert said(bare_alone).startswith("no prompt is deployed, since no better prompt was found: +")
+    assert said(bare_alone).startswith("the model without a prompt is deployed, because no better ")
 
 
 def test_a_cross_fitted_bias_does_not_see_the_row_that_it_is_for() -> None:

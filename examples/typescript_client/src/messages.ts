@@ -477,7 +477,7 @@ export interface Score {
    */
   assignment_id: string;
   /**
-   * Shape (P, n), candidate indices; absent if they are the assignment's prompts.
+   * P prompts as candidate indices, shape (P, n); absent for the assignment's prompts.
    */
   prompts?: Tensor | null;
   /**
@@ -569,7 +569,7 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Each prompt has 2 + C numbers for each group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C labels and K groups of scored examples. There is a group for each class (at most 4 labels), or one for all examples (more labels, or privacy). The 2 + C numbers are the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**

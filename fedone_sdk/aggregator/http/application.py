@@ -156,6 +156,7 @@ async def listening(
         finally:
             sweeper.cancel()
     finally:
+        await asyncio.sleep(0)  # asyncio does not close a connection accepted in the last turn.
         await runner.cleanup()
 
 

@@ -144,7 +144,7 @@ async def test_failures_in_a_row_open_the_breaker_for_all() -> None:
     assert len(model.sent) == 10  # those who waited for their next attempt sent nothing more
     assert all(isinstance(error, BackendBlocked) for error in found)
     assert {str(error) for error in found} == {
-        "the model failed 10 times in a row, last: 503 from the model"
+        "the model failed 10 times in a row; last error: 503 from the model"
     }
     # One gets the cost of its last attempt; the others sent nothing.
     assert sorted(error.usage.requests for error in found) == [0] * 6 + [1]  # type: ignore[union-attr]
@@ -243,7 +243,7 @@ async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
     model.takes_s = 2
     found = await outcomes(many(backend, 20))  # still down: one request more
     assert {str(error) for error in found} == {
-        "the model failed 4 times in a row, last: 503 from the model"
+        "the model failed 4 times in a row; last error: 503 from the model"
     }
     assert model.sent[3:] == [pytest.approx(start + 30)]
     await asyncio.sleep(30)

@@ -264,7 +264,7 @@ def test_default() -> None:
     [
         (["magic"], {}, "--methods: 'magic' is not known; allowed: gs-bdpl, "),
         (["random", "random"], {}, "--methods: each name may occur only once"),
-        ([], {}, "--methods: each name may occur only once"),
+        ([], {}, "--methods: needs at least one name"),
         (
             ["no-prompt-bias"],
             {"task": {**RUN["task"], "bias": [0, 1]}},

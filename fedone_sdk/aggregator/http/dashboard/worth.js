@@ -16,7 +16,7 @@ export function worthPanel() {
   const verdict = h("p", { class: "verdict" });
   const { node: list, body } = table(
     "Prompts on the dev rows",
-    ["Prompt", "Value", "95 % interval", "Tuned gains"].map((text, at) => ({ text, number: at > 0 })),
+    ["Prompt", "Value", "95 % interval", "Gain of tuned prompt (95 % interval)"].map((text, at) => ({ text, number: at > 0 })),
   );
   const node = panel("Was it worth it?", verdict, list);
   node.classList.add("worth");
@@ -49,10 +49,10 @@ function row({ name, value, interval, gain }) {
 // with a label bias and "no prompt" without it.
 export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }, verdict) {
   const judged = verdict?.standings.find((each) => each.name === verdict.against);
-  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "no prompt with bias" };
+  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "a label bias without a prompt" };
   const better = name.includes(":") || (name === "loss" ? biased <= bare : biased >= bare);
   return biased !== null && better
-    ? { value: biased, label: "no prompt with bias" }
+    ? { value: biased, label: "a label bias without a prompt" }
     : { value: bare, label: "no prompt" };
 }
 
