@@ -120,7 +120,7 @@ class _Encoder:
         sections = [parts[before + 1 : after] for before, after in pairs]
         encodings: list[Any] = []
 
-        def offsets(sections: Sequence[Rendered]) -> list[Sequence[Span]]:
+        def spans_of(sections: Sequence[Rendered]) -> list[Sequence[Span]]:
             texts = ["".join(part.text for part in section) for section in sections]
             # The mask token removes the space before it, as it did in the model's training.
             for at in before_masks:
@@ -131,7 +131,7 @@ class _Encoder:
         max_tokens = self._max_length - len(special) - num_extra
         limit = f"the model takes {max_tokens}, besides special tokens and the answer"
         chars = self._max_length * CHARS_PER_TOKEN
-        tokens.fit_fields(sections, max_tokens, offsets, chars=chars, limit=limit)
+        tokens.fit_fields(sections, max_tokens, spans_of, chars=chars, limit=limit)
         ids = list(encodings[0].ids)
         for special_id, encoding in zip(special_ids, encodings[1:], strict=True):
             ids += [special_id, *encoding.ids]

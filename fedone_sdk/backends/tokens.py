@@ -72,7 +72,7 @@ def special_names(tokenizer: Any, text: str) -> list[str]:
 def fit_fields(
     texts: Sequence[Rendered],
     max_tokens: int,
-    offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
+    spans_of: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
     *,
     chars: int,
     limit: str,
@@ -82,7 +82,7 @@ def fit_fields(
     Args:
         texts: The texts, each tokenised as a whole.
         max_tokens: Maximum number of tokens of all texts together.
-        offsets: Returns the span of each token of each text.
+        spans_of: Returns the span of each token of each text.
         chars: Longer fields are cut to this many characters before they are tokenised.
         limit: Explains `max_tokens` in the error.
 
@@ -97,7 +97,7 @@ def fit_fields(
         for parts in texts
     ]
     while True:
-        spans = offsets(fitted)
+        spans = spans_of(fitted)
         num_tokens = sum(map(len, spans))
         if num_tokens <= max_tokens:
             return fitted, num_tokens
@@ -164,12 +164,12 @@ class TokenCounter(ABC):
     def fit(self, texts: Sequence[Rendered], max_tokens: int) -> tuple[list[Rendered], int]:
         """Cut fields by `fit_fields`; return the texts and their number of tokens."""
 
-        def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
+        def spans_of(parts: Sequence[Rendered]) -> list[list[Span]]:
             return [self.spans("".join(part.text for part in text)) for text in parts]
 
         chars = max(max_tokens, 0) * self.chars_per_token
         limit = f"max_input_tokens is {max_tokens}"
-        return fit_fields(texts, max_tokens, offsets, chars=chars, limit=limit)
+        return fit_fields(texts, max_tokens, spans_of, chars=chars, limit=limit)
 
 
 class EstimatedCounter(TokenCounter):
