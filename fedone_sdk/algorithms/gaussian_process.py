@@ -298,7 +298,7 @@ class Hyperparameters(NamedTuple):
     Attributes:
         additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: Log of how many times larger the prior variance is at one bias for all prompts.
+        curves: Log of the factor by which a common bias of all prompts raises the prior variance.
     """
 
     additive: float

@@ -33,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def longest_step(self, largest: float) -> float:
-        """Return a bound on the change of a parameter; no parameter may exceed `largest`."""
+        """Return a bound on the change of a parameter, if no parameter exceeds `largest`."""
         ...
 
 
@@ -140,7 +140,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
 
     @property
     def shares_memory(self) -> bool:
-        """False: each client keeps its optimiser's moments."""
+        """False: each client has its own moments of the optimiser."""
         return False
 
     def init(self) -> State:
@@ -202,8 +202,8 @@ class PolicyGradient(PlainAlgorithm, ABC):
     ) -> NDArray[np.float64]:
         """Return the gradient, shape (n, N), from the advantage of each token.
 
-        It is the advantage times (drawn - other), as in `drawn_advantage`. Candidates that do not
-        exist have the advantage 0.
+        The gradient is the advantage times (drawn - other); `drawn_advantage` defines all three.
+        Candidates that do not exist have the advantage 0.
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
@@ -283,8 +283,9 @@ class BDPL(PolicyGradient):
 
 
 def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
+    """Return the advantage of each token: how far the losses of its prompts are above the mean.
 
+    Shape (n, N); entry (i, j) is 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i].
     The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). A score is the
     derivative of a prompt's log-probability: `drawn_ij` for tokens of the prompt, `other_ij` for
     others. The differences from the mean loss sum to 0, so the gradient is
