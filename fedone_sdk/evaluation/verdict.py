@@ -137,10 +137,7 @@ def judge(
 def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
-    """Return how often a judge (a model) prefers the tuned prompt's texts to those of `plain`.
-
-    The result is None if no row was compared.
-    """
+    """Return how often a judge prefers `tuned` to `plain`; None if no row was compared."""
     compared = [
         (pair, len(tuned[row] or "") - len(plain[row] or ""))
         for row, pair in enumerate(pairs)
