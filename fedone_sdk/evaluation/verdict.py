@@ -173,7 +173,7 @@ def with_lengths(
     price: Price | None,
     reports: Mapping[Compared, PromptReport] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict with the length and the cost of each prompt, and with `reports`."""
+    """Return the verdict with each prompt's length and cost, and with its text from `reports`."""
     standings = []
     for standing in verdict.standings:
         if (prompt := prompts.get(standing.name)) is not None:
