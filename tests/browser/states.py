@@ -119,7 +119,7 @@ async def walk(
 
         await page.get_by_role("button", name="Sign out").click()
         await watcher.sign_in(VIEWER, RUN)
-        await expect(main).to_contain_text("operators stop and resume runs, and raise their caps")
+        await expect(main).to_contain_text("Only operators can stop and resume runs")
         await expect(main).to_contain_text("Round 35 in progress")
         yield "run-viewer", page
         await page.get_by_role("button", name="Sign out").click()
