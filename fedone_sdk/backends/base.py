@@ -36,9 +36,11 @@ _MAX_MODEL_CHARS = 500
 Want = Literal["labels", "choice", "counts", "reference", "text"]
 """What a query asks for.
 
-``labels``: log-probabilities of the label words; ``choice``: the label word that the model writes;
-``counts``: for each label word, how many of several sampled answers are this word; ``reference``:
-the log-probability of a reference text; ``text``: a generated text.
+- ``labels``: log-probabilities of the label words
+- ``choice``: the label word that the model writes
+- ``counts``: for each label word, how many of several sampled answers are this word
+- ``reference``: the log-probability of a reference text
+- ``text``: a generated text
 """
 
 

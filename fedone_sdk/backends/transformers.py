@@ -61,8 +61,7 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     The constructor reads the small files, and downloads those of a hub model. A worker thread loads
     the weights on their first use. Code that comes with a model is never run.
 
-    The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
-    ``tokenizer.json``.
+    The arguments are keys of ``kind: transformers``.
 
     Attributes:
         answers: ``labels``; for a causal model also ``reference`` and ``text`` (greedy).

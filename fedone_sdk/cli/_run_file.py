@@ -36,7 +36,7 @@ class RunFile:
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
-        # Keys that the file does not set stay unset, as in the stored spec of an earlier start.
+        # Keys that are not set stay unset, so that the spec equals the stored spec of the run.
         document: dict[str, Any] = spec.model_dump(exclude_unset=True)
         if seed is not None:
             document["seed"] = seed
@@ -124,7 +124,7 @@ class RunState:
 
     @classmethod
     def of(cls, run_path: Path, name: str, store: Path | None = None) -> Self:
-        """Return the paths next to the file of ``--store``; for None, in ``.fedone``."""
+        """Return the paths next to `store` (the file of ``--store``), or in ``.fedone``."""
         if store is not None:
             return cls(
                 store=store,
@@ -143,7 +143,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Create the default folder, with a .gitignore for all of its files."""
+        """Create the folder ``.fedone``, with a .gitignore for all of its files."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return

@@ -45,7 +45,7 @@ def compare(
     html: Path | None = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare methods on your own task and model, paired by seed.
+    """Compare methods on your own task and model, each with several seeds.
 
     A trial is one method with one seed. Finished trials are stored in .fedone/NAME.compare next to
     RUN.yaml, and the model's answers in .fedone/answers.sqlite. After a stop or a crash the same
@@ -58,6 +58,7 @@ def compare(
             no-prompt-bias, which tune nothing. The first method is compared with each other one.
             Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
         seeds (N): Number of seeds, counted up from the seed of RUN.yaml.
+        cap (N): Spend no more than N training queries per trial.
         requests (TOTAL): Cap on the requests of all trials, including measurements.
         usd (TOTAL): Cap on the cost of all trials in US dollars, including measurements.
         yes: Allow requests to a model that may cost money.

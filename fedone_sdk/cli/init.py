@@ -98,7 +98,7 @@ def init(
         drafted, cut = asyncio.run(_drafted(backend, parts, queries, **options))
     run = _NewRun(name, (text, label), parts, drafted, cut, backend)
     _write(target, run.files(target.name, queries), fresh=fresh)
-    output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
+    output.heading(f"{target}: texts in column {text!r}, labels in column {label!r}")
     output.facts(run.facts)
     for line in usable.notes:
         output.console.print(f"  note: {line}")

@@ -300,7 +300,7 @@ def _artefact(
     artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
-            problem = f"{key}: must be {name!r}, as in {path}, to import the function"
+            problem = f"{key}: must be {name!r}, the function that {path} names"
             raise SpecError(problem, source=str(run.path))
     return artefact
 

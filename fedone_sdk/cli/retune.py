@@ -119,7 +119,7 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
 
 
 async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
-    """Return the plan of the whole run; without a cache it includes answers that are paid."""
+    """Return the plan of the whole run, including answers that are in the cache already."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
@@ -144,7 +144,7 @@ async def _retune(
         _output.note(
             f"{federation.spec.name}: up to {plan.training_queries} training and "
             f"{plan.evaluation_queries} evaluation queries, about {plan.expected.requests} "
-            f"requests and USD {expected}, {most} at most"
+            f"requests and USD {expected} ({most} at most)"
         )
         result = await _tuning.run_here(
             federation,

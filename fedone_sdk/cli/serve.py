@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 _TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """OpenTelemetry's variables for the destination of traces."""
 
-_NO_DEFENCE = "defence: is none, so that false updates of a few devices can decide the prompt"
+_NO_DEFENCE = "defence: is none, so false updates of a few devices can decide the prompt"
 
 
 class _Settings(NamedTuple):
@@ -86,7 +86,7 @@ def serve(
 
 
 async def _check(settings: _Settings) -> str:
-    """Do what a start does before it listens, on a copy of the runs; describe the store."""
+    """Do all steps of a start before listening, on a copy of the runs; describe the store."""
     config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
@@ -220,7 +220,7 @@ async def _add_run(
 
 class _Dev(NamedTuple):
     rows: tuple[Example, ...] = ()
-    why: str = ""
+    why: str = ""  # Why there are no rows.
     score: ScoreFunction | None = None
     measure: MetricFunction | None = None
 

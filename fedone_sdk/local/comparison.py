@@ -58,7 +58,7 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
     """Return one entrant per method or baseline.
 
     A method other than RUN.yaml's gets the settings of RUN.yaml's method that it also has. If it
-    cannot find a label bias, ``calibration`` has its default value, and a note says so.
+    cannot fit a label bias, ``calibration`` has its default value, and the notes say so.
     """
     if not names or len(set(names)) < len(names):
         problem = "each name may occur only once" if names else "needs at least one name"
@@ -207,7 +207,7 @@ class Costs:
     """The planned total cost of some trials.
 
     Attributes:
-        expected: Sum of the trials' expected usage. They share a cache, so actual usage is lower.
+        expected: Sum of the trials' expected usage. Because of the shared cache, they may use less.
         warnings: Problems that prevent trials, or make them incomparable.
     """
 

@@ -33,7 +33,7 @@ _SCREEN_CHARS = 300
 """Maximum number of characters of a row's text that the model reads."""
 
 FRAME_CHARS = 100
-"""Assumed number of characters around a text in the model's input."""
+"""Assumed number of characters around a row's text in the model's input."""
 
 _WORDS_PER_LABEL = 24
 _MAX_SETS = 4
@@ -44,7 +44,7 @@ _MAX_PERMUTED = 3
 """Maximum number of labels for which the SDK's label words are tried in every order."""
 
 _DEMONSTRATION_CHARS = 1000
-"""Maximum length of a block of demonstrations."""
+"""Maximum length of a block of demonstrations, characters."""
 
 _MULTI_TOKEN_KINDS = ("llama_cpp", "transformers")
 
@@ -264,7 +264,7 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
 
 
 async def _hosted_words(reader: _Reader, names: Mapping[str, str]) -> dict[str, str]:
-    """Return single words of the names, or codes, which a hosted model accepts as one token."""
+    """Return words of the names, or letters, each of them one token of a hosted model."""
     labels = reader.labels
     single = {
         label: [word for word in spellings_of(names[label]) if " " not in word[1:]]
@@ -320,7 +320,7 @@ class _WordScores:
         return self._of_word.keys() >= {*words.values()}
 
     def loss(self, words: Mapping[str, str]) -> float:
-        """Return the cross-entropy of a set, with each word's log-probabilities centred."""
+        """Return the cross-entropy of a set; the log-probabilities are centred per word."""
         scores = np.array([self._of_word[words[label]] for label in self.lifts]).T
         scores -= scores.mean(axis=0)
         scores -= np.logaddexp.reduce(scores, axis=1, keepdims=True)

@@ -52,8 +52,8 @@ class RunPlan(Message):
         clients: Number of clients, K.
         vocab_size: Number of candidates, N.
         queries_per_round: Clients per round x prompts per step x local steps (K* x I x E).
-        rounds_planned: T of RUN.yaml; for a method that keeps all answers, the rounds that the cap
-            on queries allows.
+        rounds_planned: T, the rounds of RUN.yaml; for a method that keeps all answers, the rounds
+            that the cap on queries allows.
         rounds_affordable: Full rounds that the caps cover at worst-case cost, at most T.
         rounds_expected: Full rounds that the caps cover at expected cost, at most T.
         distinct_share: Expected share of the (prompt, row) pairs of training that are sent to the

@@ -155,7 +155,7 @@ class _MemberTransport(MemoryTransport):
 
 @dataclass(kw_only=True, eq=False)
 class Population:
-    """The clients of a federation, one per shard.
+    """The clients of a federation, one per shard (the rows of one client).
 
     All clients are enrolled and wait in the aggregator's pool, without an open request. When the
     server offers a client a seat (a place in a round), an `EdgeClient` is created for the client.
@@ -236,8 +236,6 @@ class Population:
                 self.service.listeners.remove(self._on_change)
                 for task in (keeping, *self._tasks):
                     task.cancel()
-
-    # Working clients
 
     def _on_change(self, run: ServedRun, change: Change) -> None:
         for client in change.offered:

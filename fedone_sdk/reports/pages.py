@@ -130,12 +130,12 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("Billed requests for evaluation", evaluation.requests, None),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
-        ("Tokens in all", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
+        ("All tokens", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
         ("Cached answers", result.cache.hits, None),
-        ("Federated traffic, up, B", result.communication.upload_bytes, None),
-        ("Federated traffic, down, B", result.communication.download_bytes, None),
-        ("Gateway traffic, up, B", result.gateway.upload_bytes, None),
-        ("Gateway traffic, down, B", result.gateway.download_bytes, None),
+        ("Federated traffic, upload, bytes", result.communication.upload_bytes, None),
+        ("Federated traffic, download, bytes", result.communication.download_bytes, None),
+        ("Gateway traffic, upload, bytes", result.gateway.upload_bytes, None),
+        ("Gateway traffic, download, bytes", result.gateway.download_bytes, None),
     ]
     usd = f"{spent.usd:.4f}" if result.priced else "unknown"
     texts = [
@@ -149,7 +149,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
     ]
     if result.leased != Usage():
         reserved = f"{result.leased.queries:,} queries"
-        texts.append(("Reserved for open work", reserved, "counts as spent"))
+        texts.append(("Reserved for open work, counts as spent", reserved, "-"))
     return texts
 
 

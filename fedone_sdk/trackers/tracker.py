@@ -48,7 +48,7 @@ class Tracker(Protocol):
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Record a measurement of the deployable prompt on the dev split."""
+        """Record the metric, on the dev split, of the prompt that would be deployed now."""
         ...
 
     def end(self, result: RunResult | None) -> None:
@@ -151,7 +151,7 @@ class Tracking:
             params = params_of(run.spec)
             tracked = TrackedRun(run_id=run.run_id, name=run.spec.name, params=params)
             self.begin(tracked, metric=run.spec.task.metric)
-        if change is not None and change.back_to is not None:  # Some rounds repeat.
+        if change is not None and change.back_to is not None:  # After a rollback.
             self._queries = {n: q for n, q in self._queries.items() if n < change.back_to}
             self._measured = {n for n in self._measured if n < change.back_to}
         elif change is None or change.finished is not None:

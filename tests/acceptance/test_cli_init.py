@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     code, out, err = fedone("init", "my tickets.csv", "--model", "roberta-mini", "--queries", 12)
     assert (code, err) == (0, "")
-    assert "texts of 'body', labels of 'Sentiment'" in out
+    assert "texts in column 'body', labels in column 'Sentiment'" in out
     spec = RunSpec.load("run.yaml")
     # Words of the labels that are one token of the model.
     assert spec.task.labels == {"Good": " good", "unsatisfactory_service": " service"}
