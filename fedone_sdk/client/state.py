@@ -39,7 +39,7 @@ Key = tuple[str, str, str]
 """Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""The target of a release (a noised result): losses or alpha; and 1 / noise_multiplier**2."""
+"""Of a release (a noised result): its target, losses or alpha, and 1 / noise_multiplier**2."""
 
 Row = tuple[LogProbs | float | None, ...]
 """The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
@@ -75,7 +75,7 @@ _MAX_ASSIGNMENTS = 8
 could fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
-"""For how many assignments the state records that their noise has been drawn."""
+"""Maximum number of assignments for which the state records that noise was drawn."""
 
 
 class Identity(Message):
