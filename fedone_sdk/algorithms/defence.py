@@ -1,7 +1,7 @@
 """Defences against Byzantine clients, which send false updates.
 
-An update changes alpha (the weights of the tokens, from which prompts are drawn) by a *step*. A
-round may have only one client, so an update is compared with earlier updates of the run:
+Prompts are drawn from alpha, the weights of N tokens (candidates) at n positions. An update changes
+alpha by a *step*. A round may have only one client, so an update is compared with earlier updates:
 
 - its *size* (the spread of its losses) with the sizes of recent updates;
 - its *direction* with the effects that the same tokens had; the cosine is the *agreement*.
@@ -97,7 +97,7 @@ class Influence:
         scaled: Number of the client's updates whose step was shortened.
         score: Mean score of the client's updates, in robust standard deviations. A negative score
             means that an update disagrees with earlier updates or is too large.
-        loss_residual: Mean difference of the client's losses from the run's median at that time.
+        loss_residual: Mean of the client's losses minus the run's median loss at that time.
     """
 
     client: int

@@ -1,8 +1,8 @@
 """Policy-gradient methods, their optimisers, and the mean of the clients' alphas.
 
-alpha has a weight for each position and token (candidate), from which prompts are drawn. GS-BDPL is
-the Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025). BDPL is black-box discrete
-prompt learning on the simplex (Diao et al. 2022).
+Prompts are drawn from alpha, the weights of N tokens (candidates) at n positions. GS-BDPL is the
+Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025). BDPL is black-box discrete prompt
+learning on the simplex (Diao et al. 2022).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
-        """Return a bound (maybe infinity) on how far `num_steps` local steps move an entry."""
+        """Return a bound (maybe infinity) on how far `num_steps` steps move an entry of alpha."""
         longest, largest = 0.0, float(alpha.max())
         for _ in range(num_steps):
             # A projection at most doubles a change.

@@ -1,4 +1,7 @@
-"""The protocol of a method: `ask` returns prompts to score, and `tell` takes their losses."""
+"""The protocol of a method: `ask` returns prompts to score, and `tell` takes their losses.
+
+Shapes: I prompts of an ask, n positions with N candidates, K groups of examples, C labels.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ DRAWS = 16
 """Number of posterior draws that alpha is computed from."""
 
 _REDRAWS = 8
-"""Largest number of redraws of repeated prompts; few candidates may not give enough prompts."""
+"""Largest number of redraws of repeated prompts; few candidates make few distinct prompts."""
 
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""
@@ -310,7 +310,7 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Return rows to score again: the reference, the best, and the optimistically best."""
+        """Return rows to score again: reference, best prompts, best prompts by optimistic value."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference

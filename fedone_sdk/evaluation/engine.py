@@ -168,8 +168,7 @@ class Progress:
         left = ""
         if self.left_s:
             short = self.left_s < 100
-            left = f", {self.left_s:.0f} s" if short else f", {self.left_s / 60:.0f} min"
-            left += " left"
+            left = f", {self.left_s:.0f} s left" if short else f", {self.left_s / 60:.0f} min left"
         last = f", last {self.last}" if self.last else ""
         return f"{self.done + self.failed} of {self.total} trials{kept}{failed}{left}{last}"
 

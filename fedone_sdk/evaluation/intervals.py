@@ -168,7 +168,7 @@ def _interval(
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:
-    """Return a metric per draw and prompt. `cells`: targets, then the predictions per prompt."""
+    """Return a metric per draw and prompt. `cells` has a row of targets, then one per prompt."""
     targets, *predictions = cells
     width = num_labels + 1  # The last column, index -1, is "no label".
     values = []

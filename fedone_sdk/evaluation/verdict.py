@@ -137,10 +137,7 @@ def judge(
 def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
-    """Return how often a judge (a model) prefers the tuned prompt's texts to those of `plain`.
-
-    The result is None if no row was compared.
-    """
+    """Return how often a judge prefers `tuned` to `plain`; None if no row was compared."""
     compared = [
         (pair, len(tuned[row] or "") - len(plain[row] or ""))
         for row, pair in enumerate(pairs)
@@ -176,7 +173,7 @@ def with_lengths(
     price: Price | None,
     reports: Mapping[Compared, PromptReport] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict with the length and the cost of each prompt, and with `reports`."""
+    """Return the verdict with each prompt's length and cost, and with its text from `reports`."""
     standings = []
     for standing in verdict.standings:
         if (prompt := prompts.get(standing.name)) is not None:
