@@ -180,7 +180,7 @@ def budget_guard(
     for unit in budget.model_dump(exclude_none=True):
         if unit not in bounded:
             names = ", ".join(sorted(bounded))
-            raise ArgumentError(f"policy.budget.{unit}: cannot be capped here; allowed: {names}")
+            raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
     ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
 

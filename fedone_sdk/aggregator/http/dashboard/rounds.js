@@ -122,7 +122,7 @@ export function name(id) {
   );
 }
 
-// A lane per recently seen client, a column per round.
+// The timeline: one row per recently seen client, one column per round.
 function draw(rounds, seats, running, columns) {
   const first = Math.max(rounds.length - columns + 1, 0);
   const cells = [];

@@ -105,7 +105,7 @@ class Run {
     for (const round of this.reports.keys()) {
       if (round >= result.rounds && this.receivedAt.get(round) < began) this.reports.delete(round);
     }
-    if (this.tookAt < began) this.take(result); // Else an event has ended the run since.
+    if (this.tookAt < began) this.take(result); // Otherwise a newer event has ended the run.
   }
 
   take(result) {
