@@ -17,7 +17,7 @@ from tests.browser.states import STATES, walk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "dashboard"
 WHOLE = ("run", "run-waiting", "run-ended", "run-unfit")
-"""States whose screenshot on a desktop is the whole page, not only the window."""
+"""States whose screenshots on a desktop show the whole page, not only the window."""
 WANTED = {
     ("light", DESKTOP): STATES,
     ("dark", DESKTOP): ("run",),

@@ -1,4 +1,4 @@
-"""The server: handlers without I/O decide about runs, and a service applies them.
+"""The server. Handlers without I/O decide about runs; a service applies their decisions.
 
 Other packages use only the names that this module exports.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.service import Service
     from fedone_sdk.aggregator.telemetry import Observers
 else:
-    # Imported lazily: a server in a program needs neither CONFIG.yaml nor a database.
+    # Imported lazily: a program with an `Aggregator` in memory needs no package of a database.
     __getattr__, __dir__ = lazy(
         globals(),
         "aggregator dispatch.client_pool rounds rounds.run_state runs.changes runs.run_view "

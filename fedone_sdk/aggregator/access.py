@@ -37,7 +37,7 @@ _CHANGE_TEXTS = {
 _SEEN_PRECISION_S = 86_400.0
 """Precision of the time of a client's last request, seconds; each new time costs a write."""
 _MAX_LOOKUPS = 4
-"""Maximal number of concurrent lookups of unknown secrets; it limits the load from guesses."""
+"""Maximal number of concurrent lookups of unknown secrets; limits the load from guessed secrets."""
 
 
 class Access:
@@ -63,7 +63,7 @@ class Access:
         self._index_by_secret: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
         self.num_clients = 0
-        # Incremented at each change in the store, so that an earlier read is not cached.
+        # Incremented at each change in the store, so that results of earlier reads are not cached.
         self._generation = 0
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._write_lock = asyncio.Lock()
@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        Uncached callers count for the rate limit of their address, so the cache is filled at once.
+        The cache is filled at once: requests of other clients count for the limit of their address.
         """
         self._generation += 1
         self._records.clear()
@@ -259,7 +259,7 @@ class Access:
         return client
 
     async def names(self, indices: Sequence[int]) -> list[str]:
-        """Return the public ids of enrolment indices."""
+        """Return the public ids of the clients with these enrolment indices."""
         clients = [await self.record(index) for index in indices]
         return ["unknown" if client is None else client.client_id for client in clients]
 
@@ -341,7 +341,7 @@ class Access:
     # Tokens of the configuration
 
     def _has_token(self, secret_sha256: str) -> bool:
-        # Compares with all tokens, so that the duration does not reveal which one matched.
+        # Compares with all tokens, so that the duration does not reveal which token matched.
         return any([hmac.compare_digest(secret_sha256, known) for known in self._tokens])
 
     async def _read_tokens(self) -> None:

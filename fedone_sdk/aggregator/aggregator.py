@@ -44,7 +44,7 @@ class Aggregator:
         ```
 
     Args:
-        backend: The gateway's model, which the caller closes; None if clients have their own.
+        backend: The gateway's model, which the caller closes; None if clients use their own models.
         store: Store of runs and clients. The default store is in memory: a restart loses runs,
             clients and the record of their spending.
         enrolment_tokens: Tokens that devices enrol with: secrets, or tokens with limits.
@@ -138,7 +138,7 @@ class Aggregator:
         await self._stack.aclose()
 
     def drain(self) -> None:
-        """Begin the shutdown: ``/readyz`` returns 503, and long polls and event streams end."""
+        """Begin the shutdown. ``/readyz`` returns 503; long polls and event streams end."""
         self.service.drain()
 
     async def listen(
@@ -194,7 +194,7 @@ class Aggregator:
             dev: Held-out examples to measure prompts on.
             score: Your score function, for loss ``score``.
             measure: Your metric function, for a custom metric.
-            proposer: The backend of ``prompt.proposer``; without it no candidates are proposed.
+            proposer: The backend of ``prompt.proposer``; without it, no new candidates are written.
 
         Raises:
             BackendError: The model is not available.

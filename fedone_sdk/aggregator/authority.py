@@ -35,7 +35,7 @@ def new_secret(prefix: str) -> str:
 def digest(secret: str) -> str:
     """Return the hex SHA-256 of a secret; a slow hash is unnecessary for secrets of high entropy.
 
-    Bytes of an HTTP header that are not UTF-8 are lone surrogates in the text.
+    Lone surrogates in the text stand for bytes of an HTTP header that are not UTF-8.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -133,7 +133,7 @@ class AdminToken(_Secret):
     """A user's token.
 
     Attributes:
-        runs: Names of the runs that it is valid for, with ``*`` for any text; null allows all runs.
+        runs: Names of the runs that the token is valid for (``*`` is any text); null allows all.
     """
 
     name: TokenName
@@ -167,7 +167,7 @@ def _list_of(kind: str) -> BeforeValidator:
     """Return the validator of a list of tokens; `kind` describes the tokens in errors."""
 
     def validate(value: object) -> object:
-        # The characters of a text are not tokens.
+        # A text is iterable too, but its characters are not tokens.
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             raise ValueError(f"must be a list of {kind}")
         return tuple(part if isinstance(part, Spec) else _with_token(part) for part in value)
@@ -222,7 +222,7 @@ class Authority(Spec):
         if token is None:
             return None
         sha256 = digest(token)
-        # Compares with all tokens, so that the duration does not reveal which one matched.
+        # Compares with all tokens, so that the duration does not reveal which token matched.
         matches = [p for p in self._people if hmac.compare_digest(sha256, p.token_sha256)]
         return matches[0] if matches else None
 

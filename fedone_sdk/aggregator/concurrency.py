@@ -25,12 +25,12 @@ _PENDING: dict[asyncio.Task[Any], object] = {}
 _SMALL_BYTES = 32 * 1024
 """Work on a smaller input takes less time than the switch to a thread."""
 
-# Few threads: each one that runs Python code can delay the event loop by up to 5 ms.
+# Few threads, because each thread that runs Python code can delay the event loop by up to 5 ms.
 _THREADS = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) - 1)), "fedone-worker")
 
 
 async def run_to_end(work: Coroutine[Any, Any, T], *, owner: object) -> T:
-    """Await `work`; if the caller is cancelled, the work goes on. `wait_pending` waits for it."""
+    """Await `work`. If the caller is cancelled, `work` goes on; `wait_pending(owner)` awaits it."""
     if asyncio.current_task() in _PENDING:
         return await work  # The current task already outlives its caller.
     task = asyncio.create_task(work)
@@ -60,7 +60,7 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` in a thread; `work` must be thread-safe, and must not wait for `in_thread`."""
+    """Call `work` in a thread. It must be thread-safe, and must not wait for other such calls."""
     context = contextvars.copy_context()
     call = functools.partial(context.run, work, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)

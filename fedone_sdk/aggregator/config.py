@@ -96,7 +96,7 @@ class StoreConfig(Spec):
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 
     async def check(self, folder: Path) -> str:
-        """Describe the store's content, and change nothing; a `SpecError` if it is unusable."""
+        """Return a description of the store, without changing it; `SpecError` if it is unusable."""
         store = self.build(folder)
         try:
             return await store.check()
@@ -160,7 +160,7 @@ class LogConfig(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToServe:
-    """A run of the config, without its data; `unmeasured` is the reason why it has no dev rows."""
+    """A run of the config, without its data; `unmeasured` is the reason why `dev` is empty."""
 
     path: Path
     spec: RunSpec
@@ -179,8 +179,8 @@ class ServeConfig(Spec):
         runs: Paths of the RUN.yaml files to serve.
         tracing: Null disables traces, unless OpenTelemetry's environment variables set an endpoint.
         drain_s: Time that pending requests have to finish when the server stops, seconds.
-        drain_notice_s: Time from SIGTERM to the start of `drain_s`, seconds. ``/readyz`` returns
-            503, so that load balancers send no more requests; requests are still accepted.
+        drain_notice_s: Time from SIGTERM to the start of `drain_s`, seconds. In this time requests
+            are accepted, but ``/readyz`` returns 503, so that load balancers send no more.
     """
 
     listen: Address = "127.0.0.1:8080"
@@ -213,8 +213,8 @@ class ServeConfig(Spec):
         """Load a CONFIG.yaml and the environment variables, which take precedence.
 
         ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON. A
-        mapping is merged with the file's mapping, any other value replaces the file's value. A
-        ``FEDONE_`` variable with a name similar to a key is an error; others are ignored.
+        mapping is merged with the file's mapping; any other value replaces the file's value. Other
+        ``FEDONE_`` variables are errors if their names have ``__`` or are similar to a key's name.
 
         Args:
             path: The file; None uses the environment only.
@@ -347,7 +347,7 @@ def _dev_rows(spec: RunSpec, folder: Path) -> tuple[tuple[Example, ...], str | N
 
 
 def _public_text(spec: RunSpec, folder: Path) -> list[str]:
-    """Return the (public) texts of `data.train` if a vocabulary counts them, else an empty list."""
+    """Return the texts of `data.train` if candidates are words counted in them, else no texts."""
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources
@@ -357,9 +357,7 @@ def _public_text(spec: RunSpec, folder: Path) -> list[str]:
         return []
     if spec.data is None or spec.data.train is None:
         key, kind = counted[0]
-        raise SpecError(
-            f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not"
-        )
+        raise SpecError(f"{key}.kind: {kind} counts words of public texts, so it needs data.train")
     rows = _rows(spec, folder, "train", spec.data.train)
     return [str(row[name]) for row in rows for name in spec.task.fields]
 
@@ -422,7 +420,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _variables(model: type[BaseModel]) -> dict[str, str]:
-    """Return the environment variables that stand for keys of the model: variable -> key."""
+    """Return the environment variables that set keys of the model: variable -> key."""
     keys = {
         name: name.upper().removeprefix(_PREFIX).lower().replace(_DELIMITER, ".")
         for name in os.environ
@@ -434,7 +432,7 @@ def _variables(model: type[BaseModel]) -> dict[str, str]:
 def _misspelt(model: type[BaseModel]) -> Iterator[str]:
     """Yield an error for each variable with a delimiter, or with a name similar to a key.
 
-    Other unknown variables are no errors: commands read some, and Kubernetes sets some.
+    Other unknown variables are not errors, because commands read some and Kubernetes sets some.
     """
     for name in os.environ:
         key, nested, _ = name.upper().removeprefix(_PREFIX).lower().partition(_DELIMITER)

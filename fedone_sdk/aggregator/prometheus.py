@@ -36,8 +36,8 @@ _WAITING = ("/v1/assignments/claim", "/v1/runs/{run_id}/events")
 class Metrics:
     """The metrics of one aggregator process, in a registry of their own.
 
-    Labels are bounded: declared routes, problem codes, and runs that are running or have ended
-    within the last hour. No label names a client.
+    The number of label values is limited: labels contain declared routes, problem codes, and runs
+    that are running or have ended within the last hour, but no clients.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Metrics:
         )
 
     def watch(self, service: Service) -> None:
-        """Register gauges of a service's runs and clients."""
+        """Register the metrics of a service's runs and clients."""
         self.registry.register(_ServiceFigures(service))
 
     def exposition(self) -> tuple[bytes, str]:
@@ -159,7 +159,7 @@ def _measured(
 
 
 class _ServiceFigures(Collector):
-    """Gauges of the service's state, read on each scrape."""
+    """Metrics of the service's state, which is read on each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Usage, without the queries of the evaluation", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Usage; unit queries counts only training", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),

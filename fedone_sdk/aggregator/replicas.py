@@ -45,8 +45,8 @@ class Retention(Spec):
         ended_runs_days: After its end, a run is removed with all its data; its name stays reserved.
         logs_days: After the end of a run that cannot be resumed, its log is removed; the result and
             the prompt stay.
-        closed_work_days: After a run's end, receipts of its updates are removed; an update that is
-            sent again then gets 404.
+        closed_work_days: After a run's end, the stored responses to its updates are removed; if a
+            device sends an update again, it then gets 404.
         idle_clients_days: After its last request, a client is removed; its index and id stay.
     """
 
@@ -98,17 +98,17 @@ class Replicas:
         self.store.listen(self._enqueue)
         self._alive = await self.store.alive()
         # Every replica tries to acquire the leader lock on start. It succeeds only if no other
-        # replica serves, that is, after downtime.
+        # replica is running: the aggregator was down.
         self.is_leader = self._down = await self.store.lead()
 
     async def restore(self) -> None:
-        """Restore waiting clients and charge lost calls of runs.
+        """Restore the waiting clients, and charge model calls whose replica has exited.
 
         Call it after all runs are loaded: a draw must see either all waiting clients or none.
         """
         down = self._down
         members = await self.store.members()
-        # The aggregator served at least until the newest membership was stored.
+        # `until` is MEMBER_TTL_S after a member's last claim, and the aggregator served until then.
         served_until = max((member.until for member in members), default=0.0) - MEMBER_TTL_S
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
@@ -149,7 +149,7 @@ class Replicas:
     # Leader
 
     async def tick(self) -> None:
-        """Apply deadlines, and charge lost calls of exited replicas."""
+        """Apply deadlines, and charge model calls whose replica has exited."""
         if self.store.shared:
             await self._update_alive()
             await self._for_each(list(self.registry.served.values()), self._check_run)
@@ -184,7 +184,7 @@ class Replicas:
     async def _poll_store(self) -> None:
         """Check the leader lock, the other replicas, and commits without a signal."""
         now = asyncio.get_running_loop().time()
-        # Limited to one check per interval, because it costs the store more than a run's commit.
+        # At most one check per interval, because a check costs the store more than a commit.
         if not self.store.shared or now < self._polled_at + _POLL_S:
             return
         self._polled_at = now
@@ -197,13 +197,13 @@ class Replicas:
     async def _update_alive(self) -> None:
         before, self._alive = self._alive, await self.store.alive()
         if before - self._alive:
-            # A replica has exited. Its last commits may lack a signal, so copies may be stale.
+            # A replica has exited, perhaps without a signal of its last commits.
             for run in self.registry.served.values():
                 run.may_be_stale = True
             await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
-        # A commit may have no signal: the replica exited before, or the signal was lost.
+        # There may be no signal of a commit: its replica exited before, or the signal was lost.
         if run.may_be_stale:
             await run.catch_up()
         if self.is_leader and has_lost_calls(run.state, self._alive):
@@ -220,7 +220,7 @@ class Replicas:
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            # A failure of the first call does not prevent the second.
+            # If the first call fails, the second is made nevertheless.
             works = self._poll_store, self._apply_deadlines
             succeeded = [await self._try(work, "deadlines could not be applied") for work in works]
             if not all(succeeded):

@@ -39,12 +39,12 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _RETURN_TIMEOUT_S = 5.0
-"""How long a gentle stop waits for updates of clients whose queries are answered, in seconds."""
+"""How long `stop_run(gently=True)` waits for updates on answered queries, seconds."""
 _START_TIMEOUT_S = 20.0
-"""How long a device's request waits until the server has started, in seconds."""
+"""How long a device's request waits until the server has started, seconds."""
 
 KEEP_ALL = Retention()
-"""Unlimited retention."""
+"""Ended runs, logs and idle clients are kept for ever."""
 
 
 class Service:
@@ -118,9 +118,10 @@ class Service:
     # Lifetime
 
     async def open(self) -> None:
-        """Open the store and start to load its live runs; if this fails, `stop` has to be called.
+        """Open the store, and start to load its live runs. If this fails, call `stop`.
 
-        After this call users' requests can be answered: a run that they name is loaded on demand.
+        A live run is running, paused or has open work. After this call users' requests can be
+        answered: a run that a request names is loaded on demand.
         """
         await self.store.open()
         if isinstance(self.clock, SystemClock):
@@ -175,7 +176,7 @@ class Service:
         await self.store.close()
 
     def drain(self) -> None:
-        """Answer open and later polls immediately; clients can still return open work."""
+        """Answer polls immediately, without work; clients can still send updates for open work."""
         self.draining = True
         self.dispatcher.drain()
         for run in self.runs.values():
@@ -296,7 +297,7 @@ class Service:
         return answers
 
     def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
-        """Return the score function; if it is a judge, its calls are charged to the run."""
+        """Return the score function; the calls of a judge (a model) are charged to the run."""
         return calls.charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
@@ -345,8 +346,8 @@ class Service:
     ) -> None:
         """Stop a run and keep its result.
 
-        With `gently`, pending calls and the updates that follow them are awaited first, so that the
-        actual cost is charged. With `keep`, the open work of the round stays open for a resume.
+        With `gently`, pending model calls and the updates that follow them are awaited first, so
+        that the actual cost is charged. With `keep`, the round's work stays open for a resume.
         """
         with self.dispatcher.stopping(run):
             if gently:

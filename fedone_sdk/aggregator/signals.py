@@ -27,7 +27,7 @@ class RunChanged(_Signal):
 
     Attributes:
         due: The run's next deadline, seconds since the epoch.
-        offered: Clients that can claim work of the round; None if there are over `MAX_NAMED`.
+        offered: Clients that can claim work of the round; None if they are more than `MAX_NAMED`.
         finished: Whether a round has ended.
     """
 

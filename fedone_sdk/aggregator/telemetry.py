@@ -1,4 +1,4 @@
-"""Metrics and OpenTelemetry traces, which the server gets as one argument.
+"""Metrics and OpenTelemetry traces, which the server gets as one argument (`Observers`).
 
 Prometheus and OpenTelemetry are imported only if they are enabled.
 """
@@ -30,7 +30,7 @@ RequestLevel = Literal["off", "debug", "info"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """Observers of requests, commits and model requests."""
+    """Observers of HTTP requests, commits and requests to the model."""
 
     metrics: Metrics | None = None
     tracing: Tracing | None = None
@@ -93,7 +93,7 @@ NO_OBSERVERS = Observers()
 
 
 class Tracing:
-    """Creates one span per request, commit and model request."""
+    """Creates one span per HTTP request, commit and request to the model."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -146,7 +146,7 @@ class Tracing:
     def request(
         self, request: web.Request, facts: Callable[[], Mapping[str, str | int]]
     ) -> Iterator[None]:
-        """Open the span of a request; `facts` returns its attributes once it is answered."""
+        """Open the span of a request; `facts` returns its attributes after the response."""
         from opentelemetry.trace import StatusCode
 
         known = {"http.request.method": request.method, "url.path": request.path}

@@ -1,11 +1,12 @@
 """Defences against Byzantine clients, which send false updates.
 
-A round may have only one client, so an update is compared with earlier updates of the run:
+Prompts are drawn from alpha, the weights of N tokens (candidates) at n positions. An update changes
+alpha by a *step*. A round may have only one client, so an update is compared with earlier updates:
 
-- its *size* with the sizes of recent updates;
-- its *direction* with the effects that earlier updates showed for the same tokens.
+- its *size* (the spread of its losses) with the sizes of recent updates;
+- its *direction* with the effects that the same tokens had; the cosine is the *agreement*.
 
-The update's step is applied, shortened or rejected, and the result is recorded per client.
+The step is applied, shortened or rejected, and the result is recorded per client.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ PRIOR = 2.0
 """A token's mean effect is computed as if this many more updates had shown no effect."""
 
 _MOST_VOTE = 3.0
-"""Bound of the effect of one token in an update, in root mean squares of all tokens' effects."""
+"""A token's effect in an update is clipped to this many root mean squares of all effects."""
 
 _FEW = 3
-"""With fewer updates there is no typical step, because their median could be a false update."""
+"""With fewer updates no step length is typical, because their median could be a false update."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Longest step until `_FEW` updates exist, in norms of alpha; the second is for `only_bounds`."""
+"""Longest steps before `_FEW` updates, in norms of alpha: by default, and with `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -55,7 +56,7 @@ class Contribution:
     """The result of one client's work.
 
     Attributes:
-        alpha: Alpha after the client's local steps, float32, shape (n, N), feasible.
+        alpha: Alpha after the client's work, float32, shape (n, N), feasible.
         advantage: By how much the losses of prompts with a token exceed the average, shape (n, N),
             0 for tokens that no prompt has. If None, the step of alpha is used instead.
         spread: Standard deviation of the losses. If None, the norm of the step is used instead.
@@ -94,8 +95,9 @@ class Influence:
         rounds: Number of the client's updates that were judged.
         movement: The sum of the L2 norms of the client's applied steps.
         scaled: Number of the client's updates whose step was shortened.
-        score: Mean score of the updates in robust standard deviations; negative is disagreement.
-        loss_residual: Mean difference of the client's losses from the run's median at that time.
+        score: Mean score of the client's updates, in robust standard deviations. A negative score
+            means that an update disagrees with earlier updates or is too large.
+        loss_residual: Mean of the client's losses minus the run's median loss at that time.
     """
 
     client: int
@@ -109,17 +111,17 @@ class Influence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defence:
-    """Limits or rejects the clients' steps. Its memory is an argument and part of the result.
+    """Limits or rejects the clients' steps. `admit` takes the memory and returns the next one.
 
     Attributes:
         num_samples: I, the number of prompts that an update scored. The standard deviation of
             agreements is taken as at least their sampling error, about 1/sqrt(I - 1).
         trust_region: The longest step, as a multiple of the median recent step; None is no limit.
-        outliers: An update is rejected if its agreement is this many robust standard deviations
-            (1.48 MAD) below, or its size this many above, the median; None rejects no update.
+        outliers: An update is rejected if its agreement is more than this many robust standard
+            deviations (1.48 MAD) below the median, or its size above it; None rejects no update.
         quarantine: A client is quarantined when at least this many of its updates, and more than
             half of them, were outliers; None quarantines no client.
-        only_bounds: Whether steps are only shortened, and clients are neither judged nor recorded.
+        only_bounds: Whether steps are only shortened, and nothing is recorded about clients.
     """
 
     num_samples: int
@@ -141,7 +143,7 @@ class Defence:
     def admit(
         self, alpha: NDArray[np.float32], contributions: Sequence[Contribution], memory: Memory
     ) -> tuple[list[Admitted], Memory]:
-        """Judge a round's contributions by the memory before the round.
+        """Judge a round's contributions by the updates of earlier rounds.
 
         Args:
             alpha: The round's initial alpha, shape (n, N).
@@ -258,7 +260,7 @@ class _Verdict:
 
 
 class _History:
-    """The memory of a run's updates, as plain numbers where possible."""
+    """The memory of a `Defence`, with lists of numbers in place of most arrays."""
 
     def __init__(self, memory: Memory, shape: tuple[int, ...]) -> None:
         self.votes = np.array(memory.get("votes", np.zeros(shape)))
@@ -315,14 +317,8 @@ class _History:
                 self.seen += touched
         residual = update.mean_loss - _median([*self.losses, update.mean_loss])
         scaled = admitted.scale < 1.0 and not admitted.outlier
-        changes = (
-            1,
-            admitted.scale * update.norm,
-            scaled,
-            admitted.outlier,
-            verdict.score,
-            residual,
-        )
+        moved = admitted.scale * update.norm
+        changes = (1, moved, scaled, admitted.outlier, verdict.score, residual)
         self.entries[update.client] = [
             float(old + new) for old, new in zip(self.entry(update.client), changes, strict=True)
         ]
@@ -334,7 +330,7 @@ class _History:
 
 
 def ledger(memory: Memory) -> list[Influence]:
-    """Return the influence of each client, by enrolment index."""
+    """Return the influence of each client, ordered by enrolment index."""
     return [
         Influence(
             client=int(client),

@@ -11,13 +11,13 @@ intercepts have a flat prior, so only losses of the same mini-batch are compared
 of a mean over b examples has the variance sigma^2 / b; part of it is correlated between similar
 prompts. The variances maximise the marginal likelihood (`Likelihood`).
 
-A prompt's best bias is a bias that all prompts share plus a deviation. A second Gaussian process
-with a larger prior variance estimates the gradient and the trace of each prompt's loss at the
-shared bias. The deviation minimises the loss with this gradient and trace (`label_bias`).
+A prompt's best label bias is the sum of a bias that all prompts share and a deviation. A second
+Gaussian process with a larger prior variance estimates the gradient and the Hessian's trace of each
+prompt's loss at the shared bias. `label_bias` computes the deviation from them.
 
-Clients may send false losses. A mini-batch whose losses disagree with the others by more than the
-noise explains gets less weight (trust): in the model, the noise has a t distribution with one scale
-per mini-batch (Lange, Little and Taylor 1989).
+Clients may send false losses. The weight of a mini-batch (its *trust*) is therefore lower if its
+losses disagree with the others by more than the noise explains. In the model, the noise has a t
+distribution with one scale per mini-batch (Lange, Little and Taylor 1989).
 
 Shapes: P prompts, E losses, J mini-batches of I prompts, K classes, C labels, F features.
 """
@@ -55,16 +55,16 @@ _DEGREES_OF_FREEDOM = 4.0
 _MARGIN = 1.0
 """A pessimistic value is the expected value plus this many standard deviations.
 
-In the 40 runs of `ThompsonSampling`, with a fifth of the clients Byzantine, 100 queries reached
-70 % of the possible improvement with a margin of 1, and 63, 59 and 40 % with margins of 0, 1.5
-and 2. With honest clients, or after 300 queries, the margins differed by at most 4 points."""
+In the 40 runs that `ThompsonSampling` describes, with a fifth of the clients Byzantine, 100 queries
+reached 70 % of the possible improvement with a margin of 1, and 63, 59 and 40 % with margins of 0,
+1.5 and 2. With honest clients, or after 300 queries, the results differed by at most 4 points."""
 
 _CONFIRMED = 1.5
 """A confirmed prompt has, in each class, at least this sum of the trust of its mini-batches.
 
 A trust is at most 1, so 1.5 needs two mini-batches, and 2.5 would need three. In 30 simulated runs
-of 20 queries in asks of 5 with losses of 0 or 1, a minimum of 2.5 deployed "no prompt" in 67 % of
-the runs and gained 0.030 of a possible 0.169. With 1.5, the numbers were 23 % and 0.078."""
+with losses of 0 or 1 (20 queries, 5 per ask) and a minimum of 2.5, 67 % of the runs deployed "no
+prompt", and the mean gain was 0.030 of a possible 0.169. With 1.5, these were 23 % and 0.078."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -79,8 +79,8 @@ _POOLED = 8.0
 """Weight of the common noise of all classes in the noise of a class; see `_Parts.posteriors`."""
 
 _FITTED = 128
-"""Largest number of prompts in the last mini-batches that hyperparameters are fitted to, because
-the cost grows with the cube of the number of prompts."""
+"""Hyperparameters are fitted to the last mini-batches, up to this many prompts in all, because the
+cost grows with the cube of the number of prompts."""
 
 _ALL_AT_ONCE = 64
 """With more prompts than this, each mini-batch updates only one of the hyperparameters."""
@@ -177,8 +177,8 @@ class Evaluator:
     ) -> NDArray[np.float64]:
         """Return joint posterior draws of values, shape (count, P + Q).
 
-        The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n),
-        without their nuggets (`Kernel`), about which nothing is known.
+        The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
+        Their nuggets (`Kernel`) are left out, because nothing is known about them.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
@@ -211,9 +211,9 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when two trusted mini-batches scored it in each class. Otherwise its
-        bias could fit one class only, if each client has examples of one class. The reference is
-        always confirmed. If no prompt is confirmed, the choice is among all prompts.
+        A prompt is confirmed when, for each class, two trusted mini-batches scored it. Otherwise
+        its bias may be fitted to one class only, because a client may have examples of one class.
+        The reference is always confirmed. If no prompt is confirmed, all prompts are compared.
         """
         confirmed = self.confirmed
         if not confirmed.any():

@@ -22,7 +22,7 @@ class MiniBatches:
     """The prompts that were scored on each mini-batch.
 
     Attributes:
-        members: Rows of prompts, shape (J, I), padded by 0.
+        members: Indices of the prompts, shape (J, I), padded by 0.
         present: Whether an entry of `members` is a prompt and not padding, shape (J, I).
     """
 
@@ -125,8 +125,8 @@ class RemlNoise(NamedTuple):
 class Features:
     """The features of prompts: the candidates of each slot, whatever their position in the slot.
 
-    In a slot of several positions the blank is not a feature, because prompts are not similar only
-    because both have a blank. In a slot of one position the blank is a candidate like any other.
+    In a slot of several positions the blank is not a feature, because a common blank does not make
+    prompts similar. In a slot of one position the blank is a candidate like any other.
     """
 
     space: Space
@@ -298,7 +298,7 @@ class Hyperparameters(NamedTuple):
     Attributes:
         additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: Log of how many times larger the prior variance is at one bias for all prompts.
+        curves: Log of the factor by which a common bias of all prompts raises the prior variance.
     """
 
     additive: float

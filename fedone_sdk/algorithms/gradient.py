@@ -1,8 +1,8 @@
 """Policy-gradient methods, their optimisers, and the mean of the clients' alphas.
 
-alpha has a weight for each position and token (candidate), from which prompts are drawn. GS-BDPL is
-the Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025). BDPL is black-box discrete
-prompt learning on the simplex (Diao et al. 2022).
+Prompts are drawn from alpha, the weights of N tokens (candidates) at n positions. GS-BDPL is the
+Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025). BDPL is black-box discrete prompt
+learning on the simplex (Diao et al. 2022).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def longest_step(self, largest: float) -> float:
-        """Return a bound on the change of a parameter; no parameter may exceed `largest`."""
+        """Return a bound on the change of a parameter, if no parameter exceeds `largest`."""
         ...
 
 
@@ -140,7 +140,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
 
     @property
     def shares_memory(self) -> bool:
-        """False: each client keeps its optimiser's moments."""
+        """False: each client has its own moments of the optimiser."""
         return False
 
     def init(self) -> State:
@@ -175,7 +175,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
-        """Return a bound (maybe infinity) on how far `num_steps` local steps move an entry."""
+        """Return a bound (maybe infinity) on how far `num_steps` steps move an entry of alpha."""
         longest, largest = 0.0, float(alpha.max())
         for _ in range(num_steps):
             # A projection at most doubles a change.
@@ -202,8 +202,8 @@ class PolicyGradient(PlainAlgorithm, ABC):
     ) -> NDArray[np.float64]:
         """Return the gradient, shape (n, N), from the advantage of each token.
 
-        It is the advantage times (drawn - other), as in `drawn_advantage`. Candidates that do not
-        exist have the advantage 0.
+        The gradient is the advantage times (drawn - other); `drawn_advantage` defines all three.
+        Candidates that do not exist have the advantage 0.
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
@@ -283,8 +283,9 @@ class BDPL(PolicyGradient):
 
 
 def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
+    """Return the advantage of each token: how far the losses of its prompts are above the mean.
 
+    Shape (n, N); entry (i, j) is 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i].
     The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). A score is the
     derivative of a prompt's log-probability: `drawn_ij` for tokens of the prompt, `other_ij` for
     others. The differences from the mean loss sum to 0, so the gradient is

@@ -36,12 +36,12 @@ _STEPS = 100
 
 
 class Expansions(NamedTuple):
-    """Losses as functions of the label bias, approximated as described above for C labels.
+    """The approximated losses of the module's docstring, as functions of the bias of C labels.
 
     Attributes:
         losses: l, nats, shape (...).
         probabilities: p, shape (..., C), at least 0, sum 1.
-        gradients: p - t, shape (..., C), sum 0; noise may have made the p here negative.
+        gradients: p - t, shape (..., C), sum 0. Noise of clients may make this p negative.
         spreads: s, shape (...), at least 1.
         biases: b0, shape (..., C).
     """

@@ -1,4 +1,7 @@
-"""The protocol of a method: `ask` returns prompts to score, and `tell` takes their losses."""
+"""The protocol of a method: `ask` returns prompts to score, and `tell` takes their losses.
+
+Shapes: I prompts of an ask, n positions with N candidates, K groups of examples, C labels.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Candidates for the best prompt, which are to be scored: an ask's result. Read-only arrays.
+    """The prompts that an ask returns, which are scored next. The arrays are read-only.
 
     Attributes:
         prompts: I prompts of n positions, as indices of the slots' candidates, int64, shape (I, n).
@@ -70,7 +73,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLosses:
-    """Losses of one mini-batch, from which label biases can be fitted. Read-only arrays.
+    """Losses of one mini-batch, from which label biases can be fitted. The arrays are read-only.
 
     The examples are in K groups: one per class, or one for all. `label_bias` has the formulas.
 
@@ -105,9 +108,8 @@ class ClassLosses:
         if biases.shape != (prompts, labels) or not np.isfinite(biases).all():
             raise ValueError(f"biases must be finite numbers of shape ({prompts}, {labels})")
         counts = counts.astype(np.int64)
-        for name, array in (
-            *(("means", means), ("counts", counts), ("targets", targets), ("biases", biases)),
-        ):
+        arrays = (("means", means), ("counts", counts), ("targets", targets), ("biases", biases))
+        for name, array in arrays:
             array.setflags(write=False)
             object.__setattr__(self, name, array)
 

@@ -33,9 +33,9 @@ _CLIENTS_AHEAD = 50
 class Observations:
     """Distinct prompts with their remembered losses.
 
-    The mean loss of a prompt weights each class by the class's share in the examples of all clients
-    so far. The classes that the prompt itself was scored on do not matter. If the clients' shares
-    differ, the first clients are a poor estimate of all, so shares are shrunk to equal shares.
+    In a prompt's mean loss, the weight of a class is its share in the examples of all clients so
+    far, not in the examples that scored this prompt. If the shares of clients differ, the first
+    clients are a poor sample of all clients, so the estimate is shrunk towards equal shares.
 
     Attributes:
         prompts: Shape (P, n), int64.
@@ -236,7 +236,7 @@ class Observations:
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
-        """Return the prompts of the given rows, in this order, with their last `size` losses."""
+        """Return the prompts of some rows, in this order, with the last `size` of their losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
 
@@ -370,8 +370,8 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 def clusters(memory: Memory, position: int) -> Counter[int]:
     """Return the number of clients for which each candidate of a position is best.
 
-    The best candidate is that of the deployable prompt, unless another candidate was better by more
-    than the standard error of the difference, on two or more of the client's mini-batches.
+    For a client, another candidate is better than the candidate of the deployable prompt only if
+    two or more of its mini-batches scored both, and the gain exceeds the gain's standard error.
     """
     if not memory:
         return Counter()

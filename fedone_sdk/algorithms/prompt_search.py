@@ -30,7 +30,7 @@ ELITE = 4
 """How many of the best prompts are always remembered, and are varied to make new prompts."""
 
 REVISITED = 0.3
-"""The fraction of an ask that re-evaluates known prompts."""
+"""The fraction of an ask's prompts that are known and scored again."""
 
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
@@ -42,13 +42,13 @@ FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
 
 NEAR = 128
-"""Number of new prompts near "no prompt" in a posterior draw; as many are near the best prompts."""
+"""A posterior draw has this many new prompts near "no prompt", and as many near the best ones."""
 
 DRAWS = 16
 """Number of posterior draws that alpha is computed from."""
 
 _REDRAWS = 8
-"""Largest number of redraws of repeated prompts; few candidates may not give enough prompts."""
+"""Largest number of redraws of repeated prompts; few candidates make few distinct prompts."""
 
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""
@@ -71,11 +71,12 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSearch(ABC):
-    """A search that remembers its observations; subclasses make new prompts.
+    """A search that remembers the losses of prompts; subclasses make new prompts.
 
-    An ask returns known prompts, which are scored again, and new prompts. The known ones are the
-    reference ("no prompt", if the space has it), and in equal parts the best prompts and those with
-    the best optimistic values. `Evaluator` makes losses of different clients comparable.
+    An ask returns known prompts, which are scored again, and new prompts. The known prompts are the
+    reference ("no prompt", if the space has it) and, in equal parts, the best prompts and the
+    prompts with the best optimistic values (`Estimates`). `Evaluator` makes losses of different
+    clients comparable.
 
     The deployable prompt is the incumbent: the prompt with the best pessimistic value, with its
     best label bias. The incumbent is the reference until another prompt is confirmed
@@ -85,7 +86,7 @@ class PromptSearch(ABC):
     reference are scored again for `halving` asks, in stages of equal length, and each stage keeps
     the better half of them. Then the method has finished.
 
-    alpha has the estimated probability that a candidate is in the best prompt: its smoothed
+    alpha is the estimated probability of each candidate to be in the best prompt: its smoothed
     frequency in the best prompts of `DRAWS` posterior draws. The search itself does not use alpha.
 
     Attributes:
@@ -190,7 +191,7 @@ class PromptSearch(ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest probabilities; none is below the smoothed frequency of 0 draws."""
+        """Return the nearest probabilities; the floor is the value of a candidate in no draw."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
@@ -294,9 +295,9 @@ class PromptSearch(ABC):
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        For each prompt a number k is drawn from a geometric distribution. Then k random slots of
-        one position may differ, and the first k positions of each longer slot with a blank. The
-        positions of longer slots without a blank may always differ.
+        For each prompt, a number k is drawn from a geometric distribution. The prompt may differ in
+        k random slots among those with one position. In a longer slot it may differ in the first k
+        positions or, if the slot has no blank, in all positions.
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -309,7 +310,7 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Return rows to score again: the reference, the best, and the optimistically best."""
+        """Return rows to score again: reference, best prompts, best prompts by optimistic value."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
@@ -334,8 +335,8 @@ class PromptSearch(ABC):
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # Besides the elite and the reference, the prompts that were scored last are kept.
-        # Ranking by loss would keep poor prompts with lucky losses.
+        # Keep the elite, the reference, and the prompts that were scored last.
+        # Ranking all prompts by loss would keep poor prompts with lucky losses.
         reference = known.evaluator.reference
         is_kept = np.zeros(len(ranked), dtype=bool)
         is_kept[ranked[:ELITE]] = True
@@ -379,7 +380,7 @@ class PromptSearch(ABC):
         observed = Observations.remembered(
             state.memory, self.space, self.num_groups, self.num_labels
         )
-        # The memory may come from a client, and the cost of a posterior grows faster than its size.
+        # The memory may come from a client, so the cost of the posterior needs a bound.
         most = EVALUATIONS_PER_PROMPT * POOL_SIZE
         if len(observed.prompts) > POOL_SIZE or len(observed.rows) > most:
             raise ValueError(f"a memory holds {POOL_SIZE} prompts and {most} losses at most")

@@ -20,7 +20,7 @@ _WORD = 2**32
 def stream_seed(
     run_seed: int, purpose: str, round_number: int, client_index: int = 0, step: int = 0
 ) -> int:
-    """Return the seed of a stream of random numbers, below 2**53, so that it is exact in JSON.
+    """Return the seed of a stream: an integer below 2**53, which JSON represents exactly.
 
     Args:
         run_seed: The run's seed. This and the other numbers must be in [0, 2**64).

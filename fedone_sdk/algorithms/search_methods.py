@@ -29,13 +29,14 @@ _SPARE = 4
 class ThompsonSampling(PromptSearch):
     """Thompson sampling (Thompson 1933; Russo et al. 2018).
 
-    For each prompt that an ask returns, plausible losses of all prompts are drawn from the
-    posterior. The prompt with the lowest drawn loss is returned, whether it is new or known.
+    For each prompt of an ask, plausible losses of all prompts are drawn from the posterior. The
+    prompt with the lowest drawn loss is returned, whether it is new or known.
 
-    Each ask also returns the incumbent (the best known prompt), because false losses are detected
-    by their disagreement with well-known ones. In 40 runs on SST-2 (SmolLM2 and Gemma, 5 prompts
-    per mini-batch of 8 rows), a fifth of the clients inverted their losses. After 100 queries, the
-    search had reached 70 % of the possible improvement, and 60 % without the incumbent in each ask.
+    Each ask also returns the incumbent (the best known prompt). Its loss is known well, so false
+    losses are detected by their disagreement with it. In 40 runs on SST-2 (SmolLM2 and Gemma, 5
+    prompts per mini-batch of 8 rows), a fifth of the clients inverted their losses. After 100
+    queries, the search had reached 70 % of the possible improvement. Without the incumbent in each
+    ask it had reached 60 %.
     """
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -55,8 +56,8 @@ class ThompsonSampling(PromptSearch):
 class TPE(PromptSearch):
     """Search by Optuna's multivariate TPE; needs the extra `optuna`.
 
-    Each ask builds an Optuna study. A position is a categorical parameter, and each loss is a
-    trial with the value that the loss has at the prompt's best label bias so far. TPE does not
+    Each ask builds an Optuna study. A position is a categorical parameter, and each loss is an
+    Optuna trial, whose value is the loss at the prompt's best label bias so far. TPE does not
     correct for hard and easy mini-batches.
 
     With successive halving, `Evaluator` chooses the deployable prompt. Without it (`halving` is 0),

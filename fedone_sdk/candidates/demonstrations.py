@@ -66,14 +66,14 @@ def demonstration_candidates(
 ) -> tuple[str, ...]:
     """Return blocks of solved examples from public rows.
 
-    A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
-    an example's texts. The placeholder of its label word replaces ``{mask}``, or is appended if
+    A shot (a solved example) is the task's template after ``{slot_name}`` (or ``{prompt}``), with
+    the example's texts. The placeholder of its label word replaces ``{mask}``, or is appended if
     there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
     messages that follow the slot's message belong to the shot too, each on its own line. Names of
     other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
-    a line feed. In a block with longer shots, every shot ends with a blank line.
+    a line feed. In a block with shots of several lines, every shot ends with a blank line.
 
-    Classes alternate within a block. Blocks come in pairs: a random order, then its reverse.
+    Classes alternate within a block. Every second block reverses the class order of the one before.
     Rows that contain a placeholder or a model's special token are skipped.
 
     Args:

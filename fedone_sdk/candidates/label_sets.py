@@ -17,9 +17,8 @@ from fedone_sdk.task import LabelValue
 
 _MAX_WORD_CHARS = 200
 
-
 LabelSet = dict[LabelValue, str] | tuple[str, ...]
-"""One label word per class: a mapping from label values, or in the task's label order."""
+"""One label word per class: words by label value, or words in the task's label order."""
 
 
 class LabelsSource(Frozen):

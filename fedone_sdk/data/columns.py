@@ -44,7 +44,7 @@ def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     Labels are short texts or numbers. A column has 2 to 64 different labels, with at least two rows
-    per label on average. Up to half of the rows may have none. Words come before codes.
+    per label on average. Up to half of the rows may lack a label. Words come before codes.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {
@@ -124,19 +124,19 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
         words, value = row.get(text, ""), label_text(row.get(label))
         if text_problem(words) is None and words.strip() and value:
             usable.append({"text": words, "label": value})
-    if len(usable) < len(rows):
-        notes.append(f"{len(rows) - len(usable)} of {len(rows)} rows lack a text or a label")
+    if lacking := len(rows) - len(usable):
+        notes.append(f"{lacking} of {len(rows)} rows lack a text or a label and are left out")
     spellings = defaultdict[str, Counter[str]](Counter)
     for row in usable:
         spellings[label_key(row["label"])][row["label"]] += 1
     spelled = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
     for key, counts in spellings.items():
         if len(counts) > 1:
-            notes.append(f"{', '.join(map(repr, sorted(counts)))} become {spelled[key]!r}")
+            notes.append(f"labels {', '.join(map(repr, sorted(counts)))} become {spelled[key]!r}")
     rare = [key for key, counts in spellings.items() if counts.total() < _MIN_ROWS]
     if rare:
         names = ", ".join(repr(spelled[key]) for key in rare[:5])
-        notes.append(f"{len(rare)} labels have fewer than {_MIN_ROWS} rows: {names}")
+        notes.append(f"{len(rare)} labels with fewer than {_MIN_ROWS} rows are left out: {names}")
     kept = [
         {**row, "label": spelled[key]}
         for row in usable

@@ -137,8 +137,8 @@ def partition_clients(
     Args:
         labels: The class of each row.
         num_clients: K, the number of clients.
-        shots: Rows per class and client; None distributes every row once. With `alpha` a client
-            gets ``shots * num_classes`` rows with random class proportions.
+        shots: Rows per class and client; None distributes every row once. If `alpha` is also set,
+            a client gets ``shots * num_classes`` rows with random class proportions.
         alpha: Dirichlet concentration of the clients' class proportions; None gives all clients
             the same proportions.
         seed: ``0 <= seed < 2**53``.

@@ -33,11 +33,11 @@ def load_examples(
 ) -> list[dict[str, Any]]:
     """Read labelled rows.
 
-    The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252, and the
-    delimiter is a comma, semicolon, tab or bar. Three forms are tried: quotes as in RFC 4180,
-    escaped quotes, and no quotes. The first in which every record has as many cells as the header
-    is used. Without a header, columns are called ``column1`` ... Empty cells after the last named
-    column are dropped.
+    The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252. The
+    delimiter is a comma, semicolon, tab or vertical bar. Cells are read in three ways: with quotes
+    as in RFC 4180, with escaped quotes, and without quotes. The first way is used that gives every
+    record as many cells as the header has. Without a header, columns are called ``column1`` ...
+    Empty cells after the last named column are dropped.
 
     Args:
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
@@ -76,7 +76,7 @@ def _text(path: Path, *, is_table: bool = False) -> str:
     try:
         return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as exc:
-        # Western European text has non-ASCII letters one by one; runs mean another encoding.
+        # In Western European text most non-ASCII bytes stand alone; runs mean another encoding.
         runs = re.findall(rb"[\x80-\xff]+", content)
         if is_table and not is_utf16 and sum(map(len, runs)) <= 2 * len(runs):
             with suppress(UnicodeDecodeError):
@@ -193,7 +193,7 @@ def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first record has a label that others also have, so is not a header."""
+    """Return whether the first record has a label of other records, and so is not a header."""
     if any(name.casefold() in NAMES for name in header):
         return False
     for name, *column in zip(header, *data, strict=True):

@@ -16,7 +16,7 @@ class RowProblem:
 
     Attributes:
         reason: The problem of the field, without values of the row.
-        detail: The same with values of the row, for the row's owner only; may be empty.
+        detail: The problem with values of the row, for the row's owner only; may be empty.
     """
 
     field: str

@@ -1,4 +1,4 @@
-"""Runs trials in local processes or on a Ray cluster; results are kept, so that each runs once."""
+"""Runs trials (such as a method with a seed) in processes or on Ray, and stores the results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Result = dict[str, Any]
-"""A trial's result for JSON. A ``note`` is shown when the trial ends."""
+"""A trial's result as JSON values. The value of ``note``, if any, is shown when the trial ends."""
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
 _DIGITS = 16
@@ -90,9 +90,10 @@ class Trial:
     """One piece of work, such as one method on one task with one seed.
 
     Attributes:
-        options: Everything besides `inputs` that the result depends on, for JSON, without paths.
-        inputs: Files and folders that it reads.
-        context: Other values for the function, pickled; they are not part of the identity.
+        key: The trial's name, and the name of its result file.
+        options: All values that the result depends on besides `inputs`, as JSON, without paths.
+        inputs: The files and folders that the trial reads, by name.
+        context: Other values for the function, pickled. They are not part of the identity.
         home: Name of the folder for the result; None means the `name` of `Records`.
     """
 
@@ -108,7 +109,7 @@ class Trial:
             raise ValueError(f"{self.key!r} is not a key of a trial: {_KEY.pattern}")
 
     def identity(self) -> str:
-        """Return the function, options and input digests; a record with this identity is reused."""
+        """Return function, options and input digests as JSON; equal trials run only once."""
         return _canonical(self.function, self.options, self.digests())
 
     @property
@@ -144,8 +145,8 @@ class Progress:
     """The progress of trials.
 
     Attributes:
-        kept: Trials whose results existed before.
-        last: The trial that has just ended; None at the beginning.
+        kept: Number of trials that do not run, because their results exist already.
+        last: The key of the trial that has just ended; None at the beginning.
         failure: Why the last trial failed, one line; None if it did not.
         left_s: Estimated time of the remaining trials; None if unknown.
     """
@@ -167,8 +168,7 @@ class Progress:
         left = ""
         if self.left_s:
             short = self.left_s < 100
-            left = f", {self.left_s:.0f} s" if short else f", {self.left_s / 60:.0f} min"
-            left += " left"
+            left = f", {self.left_s:.0f} s left" if short else f", {self.left_s / 60:.0f} min left"
         last = f", last {self.last}" if self.last else ""
         return f"{self.done + self.failed} of {self.total} trials{kept}{failed}{left}{last}"
 
@@ -176,8 +176,8 @@ class Progress:
 class Records:
     """The results in the folder `name` of `out`: one JSON file per trial, written atomically.
 
-    Trials with the same identity share a workspace, even under different names, so that each answer
-    is paid once.
+    The workspace of a trial depends only on its identity. The same trial under another name finds
+    its paid answers there, and pays for no answer again.
     """
 
     def __init__(self, out: Path, name: str) -> None:
@@ -195,8 +195,8 @@ class Records:
     def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
         """Write a trial's result.
 
-        If the file of this key has another identity (from a quick run or another model), that file
-        is renamed, and `find` still returns its result for that identity.
+        The file of this key may have a result with another identity (from a quick run or another
+        model). That file is then renamed first, and `find` still finds it.
         """
         record = Record(
             key=trial.key,
@@ -242,7 +242,7 @@ class Session:
     """Runs trials, and collects their records and failures by key.
 
     Args:
-        records: Where results are kept.
+        records: The stored results.
         workers: Number of concurrent trials on this machine, each on one of the GPUs in
             CUDA_VISIBLE_DEVICES. None means one per GPU, or one per core if there is no GPU.
         ray: Address of a Ray cluster for the trials; ``local`` starts a cluster on this machine,
@@ -298,7 +298,7 @@ class Session:
             outcomes = _in_processes(jobs, self._workers)
         else:
             outcomes = _on_ray(jobs, self._workers, self._ray)
-        # Ctrl-C also closes the iterator: running trials are stopped, finished ones are on disk.
+        # Ctrl-C also closes the iterator. Running trials are then stopped.
         with closing(outcomes):
             for outcome in outcomes:
                 self._keep(by_key[outcome.key], outcome)
@@ -383,8 +383,8 @@ def _gpus() -> list[str]:
 def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
     """Run jobs in at most `workers` processes, and yield outcomes as they arrive.
 
-    If a process dies, its trial has failed, and a new process is started. Closing the iterator
-    kills running jobs.
+    If a process dies, its trial counts as failed, and a new process is started. Closing the
+    iterator kills running jobs.
     """
     waiting = deque(jobs)
     at_work: dict[Connection, _Worker] = {}
@@ -474,7 +474,7 @@ def _work(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent exits, because nobody would keep further paid answers."""
+    """Exit when the parent exits, because nothing would store the results of further calls."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -504,7 +504,7 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ArgumentError(f"--ray: no Ray cluster: {exc}") from exc
     try:
-        # Restored, because the handler of Ray aborts this process in the middle of its work.
+        # Replace Ray's handler, which would abort this process in the middle of its work.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         task = ray.remote(num_cpus=1, max_retries=0)(_perform)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 _DRAWS = 10_000
 _CHUNK = 2**22
-"""Largest number of values per batch of draws."""
+"""Largest number of values that are computed at once."""
 
 _NORMAL = 1.959964
 _STUDENT = (
@@ -98,7 +98,8 @@ def difference(
     exact test of McNemar (1947).
 
     Returns:
-        The interval; None if `interval` returns None, without seeds, or for different dev splits.
+        The interval; None if there are no seeds, if the dev splits differ, or where `interval`
+        returns None.
     """
     for a, b in zip(first, second, strict=True):
         if a.targets != b.targets or (metric == "loss" and len(a.losses) != len(b.losses)):
@@ -107,7 +108,7 @@ def difference(
 
 
 def confusion(outcomes: Measured, num_labels: int) -> list[list[int]]:
-    """Return the confusion matrix: a row per true label; the last column is "no label"."""
+    """Return the confusion matrix: rows are true labels; the last column is "no label"."""
     counts = [[0] * (num_labels + 1) for _ in range(num_labels)]
     for target, predicted in zip(outcomes.targets, outcomes.predicted, strict=True):
         if predicted is not None:
@@ -126,7 +127,7 @@ def _interval(
     else:
         columns = [first[0].targets, *(each.predicted for each in measured)]
     table = np.array(columns, dtype=np.float64)
-    table = table[:, ~np.isnan(table).any(axis=0)]  # Only examples with all answers count.
+    table = table[:, ~np.isnan(table).any(axis=0)]  # Only examples without a failed answer.
     if not table.size:
         return None
     # A metric depends only on the count of each combination of answers (a cell).
@@ -153,7 +154,7 @@ def _interval(
     stretch, ends = _stretch(seeds) - 1.0, []
     for at in range(0, _DRAWS, size):
         count = min(size, _DRAWS - at)
-        # How many times each seed, and each cell, occurs in a draw.
+        # Draw how many times each seed and each cell occurs in a resample.
         chosen = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
         examples = rng.multinomial(counts.sum(), weights / weights.sum(), size=count)
         drawn = (chosen * by_seed(examples)).sum(axis=1) / seeds
@@ -167,7 +168,7 @@ def _interval(
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:
-    """Return metrics of predictions. `cells`: the first row has targets, the others predictions."""
+    """Return a metric per draw and prompt. `cells` has a row of targets, then one per prompt."""
     targets, *predictions = cells
     width = num_labels + 1  # The last column, index -1, is "no label".
     values = []

@@ -24,20 +24,20 @@ OUTCOMES = "outcomes"
 Which = Literal["no_prompt", "before", "cheapest", "after"]
 """Which prompt: "no prompt", the untrained prompt, a shorter prompt, or the deployable prompt."""
 
-
 _Index = Annotated[int, Field(ge=-1, lt=64)]
 
 
 class Outcomes(Frozen):
     """Results of one prompt for each example of the dev split, in order, without texts.
 
-    Null stands for a failure of the model. Tasks without labels have losses only.
+    None means that the model did not answer. Tasks without labels have losses only.
 
     Attributes:
         predicted: Index of the predicted label; -1 if the model wrote no label.
         targets: Index of the true label.
         losses: The task's loss.
-        log_probs: Log-probability of each label without a bias, nats; for the baselines only.
+        log_probs: Log-probabilities of the labels without a label bias, nats; only for "no prompt"
+            and the untrained prompt.
     """
 
     which: Which
@@ -84,7 +84,7 @@ class Outcomes(Frozen):
 
 
 def curve_rows(spec: RunSpec, count: int) -> list[int]:
-    """Return which of `count` dev rows the learning curve is measured on, as indices."""
+    """Return the indices of the dev rows (of `count`) on which the learning curve is measured."""
     seed = stream_seed(spec.seed, "evaluation", 0)
     return sorted(draw_minibatch(count, spec.evaluation.examples, seed)) if count else []
 
@@ -113,7 +113,7 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
             try:
                 outcomes = Outcomes.model_validate_json(entry.body)
             except ValidationError as exc:
-                raise ResultError(f"a line of the log has no {OUTCOMES}") from exc
+                raise ResultError(f"a log line of kind {OUTCOMES} is invalid") from exc
             newest[outcomes.which] = outcomes
         elif entry.kind == "rollback":
             newest.pop("after", None)

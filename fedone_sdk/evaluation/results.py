@@ -69,7 +69,7 @@ class TrialRecord(Frozen):
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
         loss: The task's mean loss on the dev split, with the label bias.
-        predicted: As in `Outcomes`; so are `targets` and `losses`.
+        predicted: As in `Outcomes`, like `targets` and `losses`.
         curve: Points of the untrained prompt, of prompts during training, and of the final prompt.
     """
 
@@ -98,8 +98,8 @@ class Standing:
     """One entrant's results.
 
     Attributes:
-        difference: The entrant's metric minus that of the first entrant with the same seeds; None
-            for the first entrant, without common seeds, or for a metric of a user.
+        difference: The entrant's metric minus the first entrant's metric, for the seeds that both
+            have; None if there are no such seeds, or if the metric is a user's function.
         reached: By seed, how many training queries the entrant needed to reach the first entrant's
             final metric; None if the entrant did not reach it.
     """
@@ -179,7 +179,8 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        standings: In the order of the table; each of the others is compared with the first.
+        standings: In the order of the table; each standing is compared with the first.
+        missing: Trials without a result.
     """
 
     name: str
@@ -203,7 +204,7 @@ class Results:
 
     @property
     def judged(self) -> str:
-        """The metric that decides: the task's metric, or the loss if that has no interval."""
+        """The compared metric: the task's metric, or the loss if that metric has no interval."""
         return self.task.metric if self.task.metric in RESAMPLED else "loss"
 
     @property
@@ -221,7 +222,6 @@ class Results:
             return "Nothing is compared yet: no two entrants have a trial with the same seed."
         parts = []
         if sides["better"]:
-            # The others are better than the first.
             parts.append(f"worse than {_names(sides['better'])}")
         if sides["worse"]:
             parts.append(f"better than {_names(sides['worse'])}")

@@ -32,13 +32,13 @@ from fedone_sdk.task import (
 )
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
-_TIE = 0.5
+_TIE = 0.5  # A judge returns this number if neither of two texts is better.
 _FOLDS = 5
 _MIN_ROWS = 10
-"""Least number of rows on which a label bias is fitted."""
+"""Least number of answered dev rows to which a label bias is fitted."""
 
 _POWER = 1.959964 + 0.841621
-"""A difference of this many standard errors is found by a 5 % test with 80 % power."""
+"""A 5 % test finds a difference of this many standard errors with 80 % power."""
 
 _OVER: Mapping[Compared, str] = {
     "no_prompt": "no prompt",
@@ -47,10 +47,10 @@ _OVER: Mapping[Compared, str] = {
 
 
 class Plain(NamedTuple):
-    """The baseline "no prompt" with a label bias.
+    """The results of the model without a prompt, but with a label bias.
 
     Attributes:
-        bias: The bias, nats; None if each fold has its own bias.
+        bias: The bias, nats; None if each fold of the dev rows has its own bias.
         bias_from: The data that the bias was fitted on (`Verdict.bias_from`).
     """
 
@@ -60,14 +60,14 @@ class Plain(NamedTuple):
 
 
 def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) -> Plain | None:
-    """Return "no prompt" with a label bias, computed from existing answers.
+    """Return the results of the model without a prompt, but with a label bias.
 
-    If the run scored "no prompt", the bias was fitted in training. Otherwise the dev rows are split
-    into 5 folds, stratified by label, and each fold uses the bias with the least cross-entropy on
-    the other folds.
+    They are computed from `bare`, the answers without a prompt. If the training fitted a bias to
+    "no prompt" (`plain_bias`), it is used. Otherwise the dev rows are split into 5 folds,
+    stratified by label, and each fold uses the bias that is best on the other folds.
 
     Returns:
-        The baseline; None for a task without labels or with a fixed bias, for a model without
+        The results; None for a task without labels or with a fixed bias, for a model without
         log-probabilities, or for fewer than 10 rows.
     """
     shown = (
@@ -137,7 +137,7 @@ def judge(
 def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
-    """Return how often a judging model prefers the tuned texts; None if no row was compared."""
+    """Return how often a judge prefers `tuned` to `plain`; None if no row was compared."""
     compared = [
         (pair, len(tuned[row] or "") - len(plain[row] or ""))
         for row, pair in enumerate(pairs)
@@ -173,7 +173,7 @@ def with_lengths(
     price: Price | None,
     reports: Mapping[Compared, PromptReport] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict with each prompt's length and cost, and with the prompts in `reports`."""
+    """Return the verdict with each prompt's length and cost, and with its text from `reports`."""
     standings = []
     for standing in verdict.standings:
         if (prompt := prompts.get(standing.name)) is not None:
@@ -193,11 +193,11 @@ def not_measured(why: str) -> Verdict:
 
 
 def examples_needed(rows: int, gain: Spread) -> int | None:
-    """Return about how many rows show a difference of this size with 80 % power, to two digits.
+    """Return about how many rows a test needs to show a difference like `gain`.
 
-    A test at 5 % needs ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows, because the standard
-    error falls with the square root of the number of rows. The result is None for a difference
-    within one standard error.
+    A test at 5 % with 80 % power needs ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows, because
+    the standard error falls with the square root of the number of rows. The result is rounded up
+    to two digits. It is None for a difference within one standard error.
     """
     if abs(gain.value) <= gain.error:
         return None
@@ -207,21 +207,20 @@ def examples_needed(rows: int, gain: Spread) -> int | None:
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
-    """Return a verdict as a sentence, with the cost of the prompt's tokens."""
+    """Return a verdict as a sentence. If tokens have a price, it has the cost of the prompt."""
     tuned, bare = verdict.standing("tuned"), verdict.standing("no_prompt")
     text = _concluded(verdict, metric, spent, priced=priced)
     if tuned is None or bare is None or tuned.usd is None or tuned.usd == bare.usd:
         return text
     text += (
-        f"; its {tuned.tokens} tokens cost USD {tuned.usd:.2f} per million calls, "
-        f"no prompt costs USD {bare.usd or 0:.2f}"
+        f"; the prompt's {tuned.tokens} tokens cost USD {tuned.usd:.2f} per million calls "
+        f"(without a prompt: USD {bare.usd or 0:.2f})"
     )
     if (short := verdict.standing("cheapest")) is None:
         return text
     return (
         f"{text}; a shorter prompt that may be as good has {short.tokens} tokens for "
-        f"USD {short.usd or 0:.2f} "
-        f"({metric} {metric_text(short.value)})"
+        f"USD {short.usd or 0:.2f} ({metric} {metric_text(short.value)})"
     )
 
 
@@ -234,7 +233,7 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     reached = f"{metric} {metric_text(tuned.value)}"
     if base.gain is None:
         return (
-            f"{reached} against {metric_text(base.value)} of {over} for {cost}: "
+            f"{reached} for {cost}, against {metric_text(base.value)} for {over}: "
             "a metric of your own has no interval"
         )
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
@@ -355,7 +354,7 @@ def _standing(
 
 
 def _within(metric: str, value: float | None, ends: tuple[float, float] | None) -> bool:
-    """Return whether a value is inside an interval, or better than its values."""
+    """Return whether a value is inside an interval, or better than all values in it."""
     if value is None or ends is None:
         return False
     return value <= ends[1] if metric == "loss" else value >= ends[0]
@@ -378,7 +377,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer; for a loss it is the label frequencies."""
+    """Return the outcomes of the best constant answer; for a loss, the labels' frequencies."""
     targets = after.targets
     if not targets:
         return None

@@ -256,7 +256,7 @@ def test_a_price_that_is_not_known_is_not_0(
     run = write_run(folder, provider.start())
     code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
     assert code == 0
-    assert "unknown: name the model's price in backend.prices" in out
+    assert "unknown: set the model's price in backend.prices" in out
     plan = json.loads((folder / "plan.json").read_text())
     accounts = ("per_query", "most", "expected", "smallest_cap")
     assert [plan[name]["usd"] for name in accounts] == [None] * 4

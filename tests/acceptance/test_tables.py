@@ -86,7 +86,8 @@ def test_rows_without_a_text_or_a_label_are_left_out() -> None:
     assert label_columns(rows) == ["kind"]
     assert text_columns(rows, "kind") == ["note"]
     found = labelled(rows, "note", "kind")
-    assert (len(found.rows), found.notes) == (8, ["3 of 11 rows lack a text or a label"])
+    notes = ["3 of 11 rows lack a text or a label and are left out"]
+    assert (len(found.rows), found.notes) == (8, notes)
     parts = split(found.rows)
     assert sorted(row["text"] for part in parts for row in part) == [f"n{at}" for at in range(8)]
     assert all({row["label"] for row in part} == {"a", "b"} for part in parts)

@@ -68,7 +68,7 @@ VLLM = {"enabled": True, "model": "m"}
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"aggregator": {"replicas": 2}}, "aggregator.replicas: SQLite is for one process"),
+        ({"aggregator": {"replicas": 2}}, "aggregator.replicas: SQLite supports"),
         (
             {
                 "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
@@ -77,15 +77,15 @@ VLLM = {"enabled": True, "model": "m"}
             },
             "targetRequestsInProgress: needs monitoring.metrics",
         ),
-        ({"aggregator": {"autoscaling": {"enabled": True}}}, "aggregator.replicas: SQLite is"),
-        ({"postgresql": {"enabled": True}}, "postgresql.enabled: nothing would use it"),
-        (PG, "store.postgresql.host: name a database of yours"),
+        ({"aggregator": {"autoscaling": {"enabled": True}}}, "aggregator.replicas: SQLite s"),
+        ({"postgresql": {"enabled": True}}, "postgresql.enabled: with store.kind sqlite"),
+        (PG, "store.postgresql.host: set the host"),
         (
             {
                 "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
                 "postgresql": {"enabled": True},
             },
-            "store.postgresql.host: there are two databases",
+            "store.postgresql.host: with postgresql.enabled there would be two databases",
         ),
         (
             {"aggregator": {"enrolmentTokens": [], "adminTokens": []}},
@@ -93,20 +93,20 @@ VLLM = {"enabled": True, "model": "m"}
         ),
         (
             {"aggregator": {"backend": None}, "vllm": VLLM},
-            "vllm.enabled: only the aggregator reaches vLLM",
+            "vllm.enabled: only the aggregator can use vLLM",
         ),
-        ({"vllm": {"enabled": True}}, "vllm.model: which model is served?"),
+        ({"vllm": {"enabled": True}}, "vllm.model: name the model to serve"),
         (
             {"aggregator": {"backend": {"kind": "openai"}}, "vllm": VLLM},
-            "aggregator.backend.kind: with vllm.enabled the aggregator asks vLLM",
+            "aggregator.backend.kind: must be vllm with vllm.enabled",
         ),
         (
             {"aggregator": {"apiKeySecret": {"name": "a", "key": "b"}}, "vllm": VLLM},
-            "aggregator.apiKeySecret: with vllm.enabled the key is vllm.apiKeySecret",
+            "aggregator.apiKeySecret: with vllm.enabled set vllm.apiKeySecret instead",
         ),
         (
             {"aggregator": {"backend": {"kind": "openai", "model": "gpt-6-luna"}}},
-            "aggregator.apiKeySecret: OpenAI asks for a key",
+            "aggregator.apiKeySecret: OpenAI needs an API key",
         ),
         (
             {"vllm": {**VLLM, "replicas": 2}},
@@ -125,7 +125,7 @@ VLLM = {"enabled": True, "model": "m"}
         ),
         (
             {"monitoring": {"metrics": False, "serviceMonitor": {"enabled": True}}},
-            "monitoring.metrics: serviceMonitor and prometheusRule need it",
+            "monitoring.metrics: must be true for serviceMonitor",
         ),
     ],
 )

@@ -169,8 +169,8 @@ def test_the_price_of_a_prompts_length_at_every_call() -> None:
     for price, ending in {
         None: "worth keeping",
         Price(prompt=0, completion=0): "worth keeping",
-        Price(prompt="0.1", completion=1): "worth keeping; its 34 tokens cost USD 3.40 per "
-        "million calls, no prompt costs USD 0.00",
+        Price(prompt="0.1", completion=1): "worth keeping; the prompt's 34 tokens cost USD 3.40 "
+        "per million calls (without a prompt: USD 0.00)",
     }.items():
         found = with_lengths(verdict, prompts, price)
         assert said(found).endswith(ending)
@@ -191,7 +191,7 @@ def test_the_cheapest_prompt_is_shown_within_the_interval_of_the_best(
     price = Price(prompt="0.1", completion=1)
     report = PromptReport(text="x" * 40, tokens=("x" * 40,))
     text = said(verdict := with_lengths(verdict, prompts, price, {"cheapest": report}))
-    ending = "costs USD 0.00; a shorter prompt that may be as good has 10 tokens for USD 1.00"
+    ending = "USD 0.00); a shorter prompt that may be as good has 10 tokens for USD 1.00"
     assert (ending in text) is shown
     assert (report in [one.prompt for one in verdict.standings]) is shown
 

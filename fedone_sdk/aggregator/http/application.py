@@ -54,7 +54,7 @@ def build_app(
     for_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
-        # On routes that are not for clients, a client counts as an unknown caller.
+        # On routes that are not for clients, a client's requests count for its address.
         is_for_clients = request.match_info.handler in for_clients
         return is_for_clients and service.access.is_cached(requests.bearer_token(request))
 
@@ -94,7 +94,7 @@ def _handler_of(route: Route) -> Handler:
         try:
             return await run_to_end(route.handler(context), owner=context.service.store)
         finally:
-            context.bind()  # The handler has bound the run to the log of another task.
+            context.bind()  # Again: the handler ran in another task, whose log context is a copy.
 
     return handle
 
@@ -123,8 +123,8 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve an application while the ``with`` block runs; yield the base URL.
 
-    At the end, pending requests have `grace_s` seconds to finish. Only the timeouts of connections
-    in `limits` are used.
+    At the end, pending requests have `grace_s` seconds to finish. Of `limits`, only `keepalive_s`
+    and `first_request_s` are used.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.
@@ -142,7 +142,7 @@ async def listening(
     )
     await runner.setup()
     try:
-        # asyncio's socket on "::" accepts IPv6 only; without a host it accepts both families.
+        # asyncio listens only on IPv6 for the host "::", and on IPv6 and IPv4 for the host None.
         address = None if host.strip("[]") == "::" else host.strip("[]")
         site = web.TCPSite(runner, address, port, ssl_context=ssl_context, backlog=1024)
         await site.start()

@@ -16,8 +16,8 @@ from fedone_sdk.aggregator.http.requests import PROBLEM, RequestContext, answer,
 
 route = RouteTable("devices")
 
-_BY_A_PROXY = re.compile(r": answered (4\d\d), and not as an aggregator does$")
-"""A device's reason to decline if a proxy between device and server has refused its request."""
+_BY_A_PROXY = re.compile(r": answered (4\d\d), but the answer is not from an aggregator$")
+"""Matches a device's reason to decline if a proxy before the server has refused its request."""
 
 
 @route(
@@ -84,7 +84,7 @@ async def claim(context: RequestContext) -> web.Response:
     problems=("assignment_expired", "update_conflict", "model_mismatch", "run_conflict"),
 )
 async def update(context: RequestContext) -> web.Response:
-    """Send an update; a repetition of the same body gets the same receipt."""
+    """Send an update. If the same body is sent again, the response is the same."""
     assignment_id = context.parameters["assignment_id"]
     await context.service.work.check_known(context.client, assignment_id)
     body = await context.body()
@@ -167,7 +167,7 @@ async def score(context: RequestContext) -> web.Response:
     ),
 )
 async def reflect(context: RequestContext) -> web.Response:
-    """Let the run's proposer write a candidate from a device's examples, once per assignment."""
+    """Let a model write a candidate from examples of the device, once per assignment."""
     await context.service.work.check_lease(context.client)
     message = await context.message(messages.Reflect.model_validate)
     context.set_run(work=(context.client, message.assignment_id))

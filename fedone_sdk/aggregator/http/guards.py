@@ -46,13 +46,13 @@ Network = Annotated[str, AfterValidator(_network)]
 
 
 class Limits(Spec):
-    """Limits of request rates and connection times. A limit that is null is off.
+    """Limits of request rates and connection times. Null disables a limit.
 
     Attributes:
         requests_per_minute_per_ip: Requests per address (IPv6: per /64). Requests of known clients
             do not count, because many devices may share an address.
-        requests_per_minute_per_client: Requests per enrolled client. Each 64 KiB of a body count as
-            one more request.
+        requests_per_minute_per_client: Requests per enrolled client. Each 64 KiB of a request's
+            body count as one more request.
         enrolments_per_minute_per_ip: Enrolments with a valid token, per address.
         failures_per_minute_per_ip: Failed authentications per address. Above the limit, only known
             clients are served.
@@ -164,7 +164,7 @@ class Limiter:
         self._by_address.admit(address)
 
     def body(self, client_index: int, num_bytes: int) -> None:
-        """Count a client's body by its size, or refuse it; called before the body is read."""
+        """Count a request by its body's size, or refuse it; called before the body is read."""
         self.clients.admit(client_index, num_bytes // _BYTES_PER_REQUEST)
 
     def failed(self, address: str) -> None:
@@ -254,7 +254,7 @@ NO_ORIGINS = CorsConfig()
 
 
 class Cors:
-    """Answers preflights and sets the CORS headers.
+    """Answers preflights, and sets the CORS headers of routes whose handlers are `reachable`.
 
     Browser credentials (cookies) are not allowed: pages send tokens in ``Authorization``.
     """
@@ -282,7 +282,7 @@ class Cors:
 
     async def stamp(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the headers of a response (``on_response_prepare``)."""
-        # Set for all origins, so that a cache does not reuse a response for another origin.
+        # Set even without an allowed origin: a cache must not reuse a response for another origin.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)
         if origin and self._is_shared(request.match_info):
@@ -300,12 +300,12 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. A device needs its credential as well.
+    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. Devices also need their credentials.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
         key: PEM file with the certificate's private key.
-        client_ca: PEM file with the authorities of client certificates. Null requests none.
+        client_ca: PEM file with the authorities that sign client certificates. Null requests none.
         require_client_certificate: Whether devices without a certificate are refused.
     """
 
@@ -338,7 +338,7 @@ class ServerTls:
         self._seen = self._stamps()
         self._newest = self._load()
         self.context = self._load()
-        # Each new connection gets the newest context, so that removed authorities take effect.
+        # Each new connection gets the newest context, so that removals of authorities take effect.
         self.context.sni_callback = self._set_newest
         if self._client_ca is not None:
             # A resumed session would skip the check of the client certificate. Python can disable

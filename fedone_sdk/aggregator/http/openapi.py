@@ -26,7 +26,7 @@ JSON = "application/json"
 """Content type of messages."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Maximal size of a message. The largest alpha, 2^22 float32 in base64, has 22 MiB."""
+"""Maximal size of a message. The largest array of an assignment (``alpha``) has 22 MiB."""
 
 SMALL_BODY_BYTES = 64 * 1024
 """Maximal size of a small message."""
@@ -112,7 +112,7 @@ class Route:
 
 
 class RouteTable:
-    """The routes of one group in the documentation. Calling it returns a decorator.
+    """The routes of one group in the documentation. Called as a decorator, it adds a route.
 
     Example:
         ```python
@@ -130,7 +130,7 @@ class RouteTable:
     ) -> Callable[[Handler], Handler]:
         """Return the decorator of a handler; the arguments are the fields of `Route`.
 
-        `answers` may also be the types (or the type) for status 200; None is an empty body.
+        `answers` may also be the type or types of the body for status 200; None is an empty body.
         """
         if not isinstance(answers, Mapping):
             answers = {200: answers}
@@ -220,8 +220,8 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
 def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     """Return the schema of each message, and the definitions that the schemas refer to.
 
-    Fields with a default are optional in requests, and always present in responses. For a type in
-    both, pydantic makes two schemas, named ``-Input`` and ``-Output``.
+    Fields with a default are optional in requests, and always present in responses. If a type is
+    used in both, pydantic makes two schemas, named ``-Input`` and ``-Output``.
     """
     keys = dict.fromkeys(key for route in routes for key in _messages(route))
     schemas, document = TypeAdapter.json_schemas(
@@ -231,7 +231,7 @@ def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     by_key = {key: schemas[index, key[1]] for index, key in enumerate(keys)}
     components = document["$defs"]
     for key, schema in by_key.items():
-        if "discriminator" in schema:  # A union becomes a component, with a name.
+        if "discriminator" in schema:  # A union becomes a named component.
             components[schema["title"]] = schema
             by_key[key] = {"$ref": f"#/components/schemas/{schema['title']}"}
     for schema in components.values():
@@ -250,9 +250,9 @@ def _adapt(schema: object, components: dict[str, Any]) -> None:
     """Change a schema in place to a form that generators of clients support.
 
     Numbers get a width, because generators otherwise use 32 bits or arbitrary precision. A tuple
-    becomes a list, because few generators support ``prefixItems``; the type of its last element
-    covers the other elements. A value that may be null gets two types instead of two schemas. In
-    the members of a union the discriminator becomes a required property.
+    becomes a list of its last element's type, which includes the types of the other elements: few
+    generators support ``prefixItems``. A value that may be null gets two types instead of two
+    schemas. In the members of a union the discriminator becomes a required property.
     """
     if isinstance(schema, list | dict):
         for part in schema if isinstance(schema, list) else schema.values():

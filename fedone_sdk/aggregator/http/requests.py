@@ -152,7 +152,7 @@ class RequestContext:
     def set_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> None:
-        """Set the run that `OpenWork.traffic_run` returns, unless it is hidden from the caller."""
+        """Set the run to which the request belongs, unless the run is hidden from the caller."""
         run = self.service.work.traffic_run(run_id=run_id, work=work)
         if run is None or self.caller is None or self.may_see(run.run_id):
             self._set_run(run)
@@ -167,7 +167,7 @@ class RequestContext:
             bind_contextvars(run_id=self.run.run_id, round=self.round)
 
     def facts(self) -> dict[str, str | int]:
-        """Return the known facts by their names in a trace."""
+        """Return the known facts as attributes of the request's span in a trace."""
         client = self.caller if isinstance(self.caller, ClientRecord) else None
         by_name = {
             "fedone.request_id": self.request_id,
@@ -200,7 +200,7 @@ class RequestContext:
         return text == "true"
 
     async def body(self) -> bytes:
-        """Read the body of a message, after it was counted towards the device's rate limit.
+        """Count the size of the body towards the device's rate limit, then read the body.
 
         A body of unknown size counts as if it had the maximal size.
 
@@ -222,7 +222,7 @@ class RequestContext:
         return body
 
     async def message(self, validate: Callable[[Any], T], body: bytes | None = None) -> T:
-        """Return the message in the body; if the body was read already, it is the argument `body`.
+        """Return the message in `body`, or in the request's body if `body` is None.
 
         Raises:
             ProblemError: ``invalid_message``; ``unauthorized`` if the device was revoked during the
@@ -249,7 +249,7 @@ def observing(observers: Observers) -> Middleware:
     async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         context = RequestContext(request, _request_id(request))
         CONTEXT.set(context)
-        # Requests of a connection share one context, so values of the previous one are cleared.
+        # Requests of a connection share a context, so the previous request's values are cleared.
         clear_contextvars()
         bind_contextvars(request_id=context.request_id)
         began = time.perf_counter()

@@ -38,7 +38,7 @@ _JSON = TypeAdapter(dict[str, Any])
 _LISTED = TypeAdapter(Sequence[messages.RunSummary | messages.RunEntry])
 
 _POSTABLE = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsSource)
-"""Sources of candidates that read no files and no training texts."""
+"""Sources of candidates that a posted run may use: they read no files and no training texts."""
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
 _MAX_TOKENS, _DEFAULT_TOKENS = 32, 8
@@ -127,7 +127,7 @@ async def run(context: RequestContext) -> web.Response:
     """Return the current or final result of a run.
 
     With `history=false`, the rounds are left out. For viewers, `reason` does not contain texts of
-    the model's provider or of devices, and `devices` does not contain why devices are unfit.
+    the model's provider or of devices, and `devices` does not contain why devices declined.
     """
     history = context.query_flag("history", default=True)
     result = _result(context, await context.find_run())
@@ -266,7 +266,7 @@ async def roll_back(context: RequestContext) -> web.Response:
     problems=("run_conflict",),
 )
 async def quarantine(context: RequestContext) -> web.Response:
-    """Put a client of a run in quarantine: it gets no work, and its open work is discarded."""
+    """Put a client in quarantine: it gets no work of the run, and its open work is discarded."""
     run = await context.find_run()
     message = await context.message(messages.Quarantine.model_validate)
     client_id = context.parameters["client_id"]
@@ -355,10 +355,10 @@ async def run_clients(context: RequestContext) -> web.Response:
 def likeliest(
     alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int
 ) -> tuple[messages.PositionProbabilities, ...]:
-    """Return the `top` most probable tokens of every position.
+    """Return the `top` most probable tokens (candidates) of every position.
 
-    The token probabilities are the normalised rows of `alpha`, shape (n, N). For Gumbel-Softmax,
-    this is the limit at temperature 0. Candidates of other positions have probability 0.
+    `alpha` has one row of weights per position. A weight divided by the sum of its row is the
+    candidate's probability; with Gumbel-Softmax this is the limit at temperature 0.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)
@@ -396,6 +396,7 @@ def client_influences(
         if (line := judged.get(client)) is not None:
             of_defence = {**asdict(line), "share": line.movement / movement if movement else 0.0}
             del of_defence["client"]
+        # A release is a result with noise; without noise `machine.releases` is None.
         releases, noised = state.releases.get(client, 0), machine.releases
         influences[client] = messages.ClientInfluence.model_validate(
             {

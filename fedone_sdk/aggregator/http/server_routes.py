@@ -65,8 +65,8 @@ def _file_response(path: Path) -> web.FileResponse:
 class Readiness:
     """Checks that the store is available and that the service is neither starting nor stopping.
 
-    The gateway's model is also reported, but does not affect readiness: all replicas use the same
-    model, and devices with their own models do not need it.
+    The state of the gateway's model is also reported. It does not affect readiness, because all
+    replicas use the same model, and devices with their own models do not need it.
     """
 
     def __init__(self, service: Service) -> None:
@@ -76,7 +76,7 @@ class Readiness:
 
     async def check(self) -> messages.Health:
         """Run all checks. Because the result is public, details are only logged."""
-        # Simultaneous probes share one check, because anyone can send many: they need no token.
+        # Simultaneous probes share one check: they need no token, so anyone can send many of them.
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._store(), name="store check")
         checks = {"serving": self._serving(), "store": await asyncio.shield(self._checking)}

@@ -29,7 +29,7 @@ spec:
   maxReplicas: {{ .maxReplicas }}
   metrics:
     {{- with .targetRequestsInProgress }}
-    # Requests wait for the model while the CPU idles.
+    # The CPU alone is not enough: it is idle while requests wait for the model.
     - type: Pods
       pods:
         metric: {name: fedone_requests_in_progress}

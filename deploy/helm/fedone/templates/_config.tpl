@@ -1,4 +1,4 @@
-{{/* The files that the programs read, and the variables with their secrets. */}}
+{{/* The server's CONFIG.yaml, and the environment variables with the secrets for it. */}}
 
 {{- define "fedone.databaseHost" -}}
 {{- if .Values.postgresql.enabled -}}
@@ -8,7 +8,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The aggregator's model; "null" where clients bring their own. */}}
+{{/* The aggregator's backend as JSON; null if clients use their own models. */}}
 {{- define "fedone.aggregatorBackend" -}}
 {{- if not (hasKey .Values.aggregator "backend") -}}
 null
@@ -26,7 +26,7 @@ null
 {{- end -}}
 {{- end -}}
 
-{{/* The variable that a backend reads its key from: (list backend secret). */}}
+{{/* The environment variable with a backend's API key: (list backend secret). */}}
 {{- define "fedone.keyEnv" -}}
 {{- $backend := index . 0 -}}
 {{- with index . 1 -}}
@@ -81,7 +81,7 @@ null
 {{- toYaml (merge $config $given) -}}
 {{- end -}}
 
-{{/* The variables that CONFIG.yaml of `fedone serve` names. */}}
+{{/* The environment variables to which this CONFIG.yaml refers. */}}
 {{- define "fedone.serverEnv" -}}
 {{- range $index, $token := .Values.aggregator.enrolmentTokens }}
 {{ include "fedone.secretEnv" (list (printf "ENROLMENT_TOKEN_%d" $index) $token.secret) }}

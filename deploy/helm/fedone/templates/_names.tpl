@@ -1,4 +1,4 @@
-{{/* What things are called. */}}
+{{/* Names, labels and images. */}}
 
 {{- define "fedone.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What a component's pods are found by: (list $ "aggregator"). It never changes. */}}
+{{/* The selector of a component's pods, which must never change: (list $ "aggregator"). */}}
 {{- define "fedone.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
@@ -42,7 +42,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* An image by digest, else by tag: (list $ image). */}}
+{{/* The reference of an image, by its digest if it is set, otherwise by its tag: (list $ image). */}}
 {{- define "fedone.image" -}}
 {{- $root := index . 0 -}}{{- $image := index . 1 -}}
 {{- $repository := $image.repository -}}

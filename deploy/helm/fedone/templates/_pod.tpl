@@ -1,4 +1,4 @@
-{{/* What pods and containers have in common. */}}
+{{/* Common parts of pods, containers, volumes and network policies. */}}
 
 {{- define "fedone.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -6,7 +6,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* How a component's pods are placed: its values. */}}
+{{/* The scheduling of a component's pods; the argument is the component's values. */}}
 {{- define "fedone.placing" -}}
 {{- with .nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -25,8 +25,8 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* The head of every pod's spec. A Service's name in variables, such as FEDONE_PORT or VLLM_PORT,
-     would be taken for a setting, and nothing here talks to Kubernetes. */}}
+{{/* The beginning of every pod's spec. Pods do not call Kubernetes, so they get no token. Service links
+     are disabled, because programs would read variables such as VLLM_PORT as settings. */}}
 {{- define "fedone.podHead" -}}
 serviceAccountName: {{ include "fedone.serviceAccount" . }}
 automountServiceAccountToken: false
@@ -40,8 +40,8 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* A probe of the aggregator with a component's changes: (list $ path own changes). With client
-     certificates the kubelet, which has none, can only open a connection. */}}
+{{/* A probe of the aggregator: (list $ path defaults overrides). If client certificates are required,
+     the probe only opens a connection, because the kubelet has no certificate. */}}
 {{- define "fedone.probe" -}}
 {{- $root := index . 0 -}}
 {{- $path := index . 1 -}}
@@ -61,14 +61,14 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- toYaml $probe -}}
 {{- end -}}
 
-{{/* A variable from a Secret: (list "NAME" secret). */}}
+{{/* An environment variable from a Secret: (list "NAME" secret). */}}
 {{- define "fedone.secretEnv" -}}
 - name: {{ index . 0 }}
   valueFrom:
     secretKeyRef: {name: {{ (index . 1).name }}, key: {{ (index . 1).key }}}
 {{- end -}}
 
-{{/* The headless Service of a StatefulSet, which gives its pods names: (list $ component portName port). */}}
+{{/* The headless Service that a StatefulSet needs for its pods' names: (list $ component portName port). */}}
 {{- define "fedone.headless" -}}
 {{- $root := index . 0 -}}{{- $component := index . 1 -}}
 apiVersion: v1
@@ -84,7 +84,7 @@ spec:
     - {name: {{ index . 2 }}, port: {{ index . 3 }}, targetPort: {{ index . 2 }}}
 {{- end -}}
 
-{{/* The claim for a volume: (list size storageClass accessModes). */}}
+{{/* The spec of a volume claim: (list size storageClass accessModes). */}}
 {{- define "fedone.claim" -}}
 accessModes: {{ toJson (index . 2) }}
 {{- with index . 1 }}
@@ -94,14 +94,14 @@ resources:
   requests: {storage: {{ index . 0 }}}
 {{- end -}}
 
-{{/* Ways that every pod with names to look up needs. */}}
+{{/* Egress to DNS, for every pod that resolves names. */}}
 {{- define "fedone.dnsEgress" -}}
 - to: {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
-  # OpenShift's DNS pods listen at 5353; a policy sees a packet after the Service's translation.
+  # 5353 is the port of OpenShift's DNS pods: policies apply after the Service's port is translated.
   ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}, {port: 5353, protocol: UDP}, {port: 5353, protocol: TCP}]
 {{- end -}}
 
-{{/* To a model outside of this chart. */}}
+{{/* Egress to the internet, for the Hugging Face hub or a model outside this chart. */}}
 {{- define "fedone.internetEgress" -}}
 {{- with .Values.networkPolicy.internet -}}
 - {{ with .to }}to: {{- toYaml . | nindent 4 }}
@@ -109,7 +109,7 @@ resources:
 {{- end }}
 {{- end -}}
 
-{{/* To the database. */}}
+{{/* Egress to the database. */}}
 {{- define "fedone.databaseEgress" -}}
 {{- if .Values.postgresql.enabled -}}
 - to:

@@ -12,8 +12,8 @@ const schemes = matchMedia("(prefers-color-scheme: dark)");
 
 // A chart of series over numbers.
 //
-// `x` is {label, format}, `y` is the title of the values, `format` writes them, and a series is {label, tone, faint, dash, dots,
-// mark}: tone is the number of a colour, and `mark` leaves a series out of the table.
+// `x` is {label, format}, `y` is the title of the values, and `format` formats them. A series is {label, tone, faint, dash, dots,
+// mark}: `tone` is the number of a colour, and a series with `mark` is not in the table.
 export function lineChart({ title, x, y, format, series, signal }) {
   const keys = series.map((each) => h("b", {}));
   const legend = h(

@@ -2,8 +2,8 @@
 
 const RECENT = 20;
 
-// Rounds -> {x, left}: what is left of a cap at the start and after each round. The cost of lost
-// work belongs to no round; it is included in the newest point.
+// Computes the remaining amount of a cap at the start and after each round, as {x, left}. The cost of
+// lost work belongs to no round; the newest point includes it.
 export function burnDown(rounds, cap, spent) {
   const x = [0];
   const left = [cap];
@@ -21,7 +21,7 @@ export function pace(rounds) {
   return recent.length ? recent.reduce((sum, each) => sum + each.queries, 0) / recent.length : 0;
 }
 
-// Extrapolates `left` to the end of the plan or an empty budget; returns {round, left}.
+// Extrapolates `left` to the last planned round, or until the budget is empty; returns {round, left}.
 export function outlook(done, planned, left, perRound) {
   const remaining = Math.max(planned - done, 0);
   const affordable = perRound > 0 ? Math.floor(left / perRound) : Infinity;

@@ -105,7 +105,7 @@ class Run {
     for (const round of this.reports.keys()) {
       if (round >= result.rounds && this.receivedAt.get(round) < began) this.reports.delete(round);
     }
-    if (this.tookAt < began) this.take(result); // Else an event has ended the run since.
+    if (this.tookAt < began) this.take(result); // Otherwise a newer event has ended the run.
   }
 
   take(result) {
@@ -177,7 +177,7 @@ class View {
       "div",
       { class: "notice" },
       h("h2", {}, "Waiting for the first client"),
-      h("p", {}, "Start a client, and what it does shows here:"),
+      h("p", {}, "Start a client to see its work here:"),
       h("pre", {}, h("code", {}, "FEDONE_TOKEN=... fedone client --server URL --data my.jsonl")),
     );
     this.reason = h("p", { class: "reason" });

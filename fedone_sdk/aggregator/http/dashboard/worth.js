@@ -45,8 +45,8 @@ function row({ name, value, interval, gain }) {
   );
 }
 
-// The fair baseline: that of the verdict; without a verdict, the better of "no prompt" with and
-// without a label bias.
+// The fair baseline: the baseline of the verdict. Without a verdict it is the better of "no prompt"
+// with a label bias and "no prompt" without it.
 export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }, verdict) {
   const judged = verdict?.standings.find((each) => each.name === verdict.against);
   if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "a label bias without a prompt" };
