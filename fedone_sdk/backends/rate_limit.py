@@ -196,5 +196,5 @@ class RateLimiter:
 
     def _end(self) -> None:
         self._under_way -= 1
-        # Deferred: a caller whose request failed may call `refuse_waiting` before the next one starts.
+        # Deferred: after a failure the caller may call `refuse_waiting` before the next one starts.
         self._pump_soon()
