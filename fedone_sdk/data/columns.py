@@ -91,7 +91,7 @@ def text_columns(rows: _Rows, label: str) -> list[str]:
     }
     columns = [name for name, size in sizes.items() if size]
     if not columns:
-        raise DataError(f"no column but the label {label!r} holds texts")
+        raise DataError(f"no column except the label column {label!r} has texts")
     # Names are compared only between columns with texts of a similar length.
     bar = max(sizes.values()) / 4
     return sorted(
