@@ -39,7 +39,7 @@ Key = tuple[str, str, str]
 """Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""The target of a release (a noised result): losses or alpha; and 1 / noise_multiplier**2."""
+"""Of a release (a noised result): its target, losses or alpha, and 1 / noise_multiplier**2."""
 
 Row = tuple[LogProbs | float | None, ...]
 """The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
@@ -75,7 +75,7 @@ _MAX_ASSIGNMENTS = 8
 could fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
-"""For how many assignments the state records that their noise has been drawn."""
+"""Maximum number of assignments for which the state records that noise was drawn."""
 
 
 class Identity(Message):
@@ -208,7 +208,7 @@ class DeviceState:
         durable: bool = False,
         erases: bool = False,
     ) -> bool:
-        """Set entries in one transaction; return whether they are stored, or there is no file.
+        """Set entries in one transaction; return False if the file cannot be written.
 
         Args:
             entries: Values by key; None deletes an entry.
@@ -225,7 +225,7 @@ class DeviceState:
         return is_stored
 
     def _is_in_file(self, key: Key) -> bool:
-        """Return whether the file may have an entry, after writes that have failed."""
+        """Return whether the file may still have an entry; it lacks the changes in `_missing`."""
         return self._missing[key] is None if key in self._missing else key in self._entries
 
     def clear(self) -> None:
@@ -363,7 +363,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # If full, it was synced all the same.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Disk full: the log was synced.
                 raise
     except BaseException:
         db.close()

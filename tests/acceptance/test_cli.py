@@ -423,7 +423,7 @@ def test_a_counted_vocabulary_needs_public_text(fedone: Fedone, configured: Path
     (configured / "run.yaml").write_text(re.sub(r"\ndata: .*", "", counted))
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
-    assert err.startswith("run.yaml: prompt.vocabulary.kind: pmi counts public text, so it needs")
+    assert err.startswith("run.yaml: prompt.vocabulary.kind: pmi counts words of public texts, so")
 
 
 def test_the_server_has_one_model(fedone: Fedone, configured: Path) -> None:
