@@ -445,7 +445,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # A line feed at the end separates the prompt from a text after it; here none follows.
+            # The prompt's last line feed separates it from the text after it; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 

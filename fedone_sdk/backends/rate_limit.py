@@ -16,7 +16,7 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """The requests or tokens of one sent request; `total` includes all requests before it."""
+    """What a sent request adds to a meter (1, or its tokens), and the meter's new total."""
 
     at: float
     amount: int
