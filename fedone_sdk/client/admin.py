@@ -108,10 +108,10 @@ class AdminClient:
         return await self._call(messages.RunResult, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> messages.RunResult:
-        """Raise the caps that are not None; a run whose budget was exhausted continues.
+        """Raise the caps that are set in `caps`; a run whose budget was exhausted continues.
 
         Raises:
-            ProblemError: ``run_conflict`` unless each cap is higher than before.
+            ProblemError: ``run_conflict`` if one is lower than now, or the run has no such cap.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
         return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)
@@ -215,7 +215,7 @@ def _run(run_id: str, *rest: str) -> str:
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
     """Yield each server-sent event's name and data; the data is one line."""
     name, rest = "", b""
-    # Not read line by line: the last line contains all rounds, and may exceed aiohttp's limit.
+    # Not read line by line: the line with the run's result may be longer than aiohttp allows.
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

@@ -112,7 +112,7 @@ class KnownRuns:
         return run_id in self._tasks
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
-        """Return a run's task, from the cache if that has at least this version of candidates."""
+        """Return a run's task; the cache is used unless its candidates are older than `version`."""
         known = self._tasks.get(run_id)
         if known is not None and known.vocabulary_version >= version:
             return known
@@ -144,7 +144,7 @@ class KnownRuns:
         return RunFit(run_id=run_id, rows=len(rows), fit=fit, reason=admitted.reason)
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
-        """Return a run's candidates, from the cache if that has at least this version of them."""
+        """Return a run's candidates; the cache is used unless it is older than `version`."""
         have, before = self._vocabularies.get(run_id, (0, None))
         if before is not None and have >= version:
             return before
@@ -330,5 +330,5 @@ def _is_kept(failure: Exception) -> bool:
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # All attempts failed, so the model may be unavailable for a long time.
+        return False  # The retries have failed, too: the model may be unavailable for long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

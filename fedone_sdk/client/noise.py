@@ -56,7 +56,7 @@ def noised_means(
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
-        sensitivity: A smaller bound than sqrt(d), for values that depend on each other.
+        sensitivity: The L2 sensitivity, if dependences between the values reduce it below sqrt(d).
     """
     square = float(len(values) * _GRID * _GRID)
     if sensitivity is not None:  # Rounding to the grid may add one grid step to each sum.
@@ -89,9 +89,9 @@ def private_terms(
     privacy: PrivacySpec,
     random: Random = _RANDOM,
 ) -> tuple[float, ...]:
-    """Return noised numbers for I prompts: I mean losses, and I x C mean probabilities of C labels.
+    """Return noised numbers: I mean losses, I x C mean label probabilities, and C label counts.
 
-    C noised counts of the labels follow. The losses have 12 % more noise than in `private_losses`.
+    There are I prompts and C labels. The losses have 12 % more noise than in `private_losses`.
 
     Args:
         terms: The results of `loss_terms` for b examples, shape (I, b, 2 + C).
@@ -104,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # a count of 1 is not clipped
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # an example adds 1 to a label's count
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(

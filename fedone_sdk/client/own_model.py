@@ -93,8 +93,8 @@ async def _queries(
 class _Recorded(Wrapper):
     """A backend that waits for `only_when` before a query, and stores the query's answer and cost.
 
-    If the process ends, queries that may have been sent count as spent. From `begin` to `end`
-    nothing else may charge the device's budget: its change is taken as the cost of the queries.
+    If the process ends, queries that may have been sent count as spent. Their cost is what the
+    budget is charged from `begin` to `end`, so nothing else may charge it during this time.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The rows of a device: which take part in a run, and which of their texts may leave the device.
 
 A row takes part if it has the columns that the app names. A run whose task cannot use all these
-rows is declined. Otherwise a server could write tasks that select rows, or count rows with some
-property.
+rows is declined. Otherwise a server could select or count the rows with some property, by a
+task that fits only these rows.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Consent:
     def _incomplete(
         self, task: TaskSpec, row: Example, named: Sequence[str]
     ) -> row_checks.RowProblem | None:
-        """Return why a row, which must have the columns `named`, takes no part; None if it does."""
+        """Return why a row is left out; None if it takes part. It must have the columns `named`."""
         for name in named:
             if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
                 return problem

@@ -178,7 +178,7 @@ class Session:
                     raise
                 raise ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
-                    f"{exc.detail}; it must be http(s)://HOST[:PORT], with a proxy's path if needed"
+                    f"{exc.detail}; it must be http(s)://HOST[:PORT], plus a proxy's path, if any"
                 ) from exc
             self._state.identity = Identity(**dict(enrolled))
             self._events.emit("enrolled")
@@ -313,7 +313,7 @@ _MARGIN_S = 2.0
 
 
 class Paused(errors.FedOneError):
-    """The client was stopped while the app's condition was false; its state has the work."""
+    """The client was stopped while the app's condition was false; its work stays stored."""
 
 
 class Condition:

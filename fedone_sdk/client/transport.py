@@ -93,7 +93,7 @@ class Network:
         """Return the TLS settings; None for the system's certificate authorities."""
         if self.ssl_context is not None:
             if (self.ca_file, self.cert_file, self.key_file) != (None, None, None):
-                raise ArgumentError("ssl_context: replaces ca_file, cert_file and key_file")
+                raise ArgumentError("ssl_context: cannot be combined with ca_file or cert_file")
             return self.ssl_context
         if self.key_file is not None and self.cert_file is None:
             raise ArgumentError("key_file: needs cert_file")
@@ -377,7 +377,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
         if status >= 500 or status in _TRANSIENT:
             return errors.TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
         kind = errors.RefusedBetween if status >= 400 else errors.MessageError
-        return kind(f"{path}: answered {status}, and not as an aggregator does")
+        return kind(f"{path}: answered {status}, but the answer is not from an aggregator")
     error.retry_after_s = wait_s
     return error
 

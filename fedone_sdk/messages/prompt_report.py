@@ -80,7 +80,7 @@ the deployable prompt; and the deployable prompt."""
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
     "no_prompt": "No prompt",
-    "no_prompt_biased": "No prompt, with its own label bias",
+    "no_prompt_biased": "Label bias without a prompt",
     "untrained": "Untrained prompt",
     "cheapest": "Cheapest within the interval",
     "tuned": "Tuned prompt",
@@ -151,8 +151,8 @@ class Preference(Message):
         low: Lower bound of the 95 % interval of `wins` over the rows; `high` is the upper bound.
         balanced: `wins` with equal weights for rows where the tuned prompt's text is longer and
             rows where it is shorter; null without rows of both kinds.
-        agreement: Share of the `asked` rows with the same answer in both orders; null without such
-            rows.
+        agreement: Share of the `asked` rows with the same answer in both orders; null if `asked`
+            is 0.
         first: Share of the answers that prefer the text shown first, without ties; null if all
             are ties.
     """

@@ -206,8 +206,8 @@ class ClientInfluence(Message):
         movement: Sum of the norms of the client's accepted steps of alpha.
         share: The client's share of the movement of all clients.
         outliers: Number of the client's updates that were rejected as outliers.
-        score: Mean agreement of the client's updates with the run, minus the median agreement, in
-            robust standard deviations. Near 0 is normal; -3 is suspicious.
+        score: Mean difference of the client's updates from the run's typical update, in robust
+            standard deviations. Near 0 is normal; -3 is suspicious.
         loss_residual: Mean difference of the client's losses from the run's median.
         epsilon: Epsilon of the client; null in runs without noise.
     """
@@ -317,7 +317,7 @@ class RunResult(Billed):
         lineage: The candidates that devices wrote or the run's model merged, each below its first
             parent.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without a judge.
-        communication: Traffic of all requests except calls of the gateway, which `gateway` has.
+        communication: Traffic of all requests except calls of the gateway, which are in `gateway`.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
         models: Model names that the provider reported.

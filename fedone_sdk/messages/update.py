@@ -123,7 +123,7 @@ class Decline(Message):
     Attributes:
         usage: Usage of the client's own backend; zero if it uses the gateway.
         unfit: Whether the client is unfit for all work of this run, because of its data, settings
-            or installed packages. It gets no more work of this run until a claim with `changed`.
+            or installed packages. It gets no more work of this run until it sets `Claim.changed`.
     """
 
     reason: Annotated[str, Field(max_length=500), ONE_LINE]

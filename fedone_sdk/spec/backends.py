@@ -113,7 +113,7 @@ class BackendSpec(Spec):
             `timeout_s` is then 900.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
             truncated, to bound the cost of a request; tokens that the chat format adds are not
-            counted. ``llama_cpp``: null is the model's training length, but at most 4096.
+            counted. ``llama_cpp``: null is the model's context length, but at most 4096.
         timeout_s: Time limit of a request, seconds.
         prices: US dollars per million tokens. If null, OpenAI's models have the prices of the SDK's
             price table, ``vllm`` has the price 0, and other models have unknown prices.
@@ -179,7 +179,7 @@ class BackendSpec(Spec):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the model may be a server, with retries, limits and prices."""
+        """Whether the backend may call a server, and has `retry`, `limits` and `prices`."""
         return self.kind in ("vllm", "openai", "own")
 
     @property

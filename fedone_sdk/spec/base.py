@@ -135,7 +135,7 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield those `keys` that the file contains: ``candidates: labels`` has no key ``kind``."""
+    """Yield the `keys` that are written: the short form ``candidates: labels`` lacks ``kind``."""
     for key in keys:
         # ``{env: NAME}`` stands for a text.
         is_secret = isinstance(value, Mapping) and value.keys() == {"env"}
@@ -190,7 +190,7 @@ _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):
-    """The keys and indices that lead to a value. If the last key is unknown: the allowed keys."""
+    """The keys and indices that lead to a value; the allowed keys if the last one is unknown."""
 
     keys: tuple[str | int, ...] = ()
     allowed: frozenset[str] = frozenset()

@@ -103,9 +103,9 @@ class SlotSpec(Spec):
         if self.name in ("prompt", "mask"):
             raise ValueError("name: must not be prompt or mask")
         if (self.name == LABELS) is not isinstance(self.candidates, label_sets.LabelsSource):
-            raise ValueError("candidates.kind: must be labels for the slot labels, and only for it")
+            raise ValueError("candidates.kind: must be 'labels' in slot 'labels', and only there")
         if self.name == LABELS and self.repeat > 1:
-            raise ValueError("repeat: must be 1 for the slot labels")
+            raise ValueError("repeat: must be 1 in slot 'labels'")
         return self
 
 
@@ -170,9 +170,9 @@ class PromptSpec(Spec):
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
         start: Warm start: a text, which becomes a candidate and has probability 1/2 at the first
-            position; or a list with probabilities of candidates for each position. The rest of a
-            position's probability is uniform over all candidates. At the other positions the blank
-            (empty) candidate has probability 1/2. With null, all candidates are equally probable.
+            position; or a list with candidates' probabilities for all or the first positions. At
+            later ones the blank (empty) candidate has probability 1/2. The rest of a position's
+            probability is uniform over all candidates. With null, all are equally probable.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """
@@ -201,7 +201,7 @@ class PromptSpec(Spec):
             raise ValueError("slots: needs a slot besides labels")
         length = sum(slot.repeat for slot in self.slots)
         if "length" in self.model_fields_set and self.length != length:
-            raise ValueError(f"length: follows from the slots, which have {length} positions")
+            raise ValueError(f"length: must be {length}, the number of positions of the slots")
         object.__setattr__(self, "length", length)
         return self
 
@@ -234,7 +234,7 @@ class PromptSpec(Spec):
             raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
         repeated = {slot.name for slot in self.slots if slot.repeat > 1}
         if self.reflects and self.proposed_slot in repeated:
-            raise ValueError("proposer.slot: must not have repeat with kind reflection")
+            raise ValueError("proposer.slot: with kind reflection, must be a slot without repeat")
         return self
 
     @property

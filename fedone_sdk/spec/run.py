@@ -102,7 +102,7 @@ class RunSpec(Spec):
                 "model reads rows without noise"
             )
         if self.prompt.chooses_labels and self.task.generates:
-            raise ValueError("prompt.slots: labels needs a task with label words")
+            raise ValueError("prompt.slots: slot 'labels' needs a task with label words")
         if isinstance(self.method, sections.OwnMethodSpec) and self.method.object is None:
             raise ValueError("method.object: is required for method own")
         if self.participation.exchange == "alpha" != self.method.exchange:
@@ -122,7 +122,7 @@ class RunSpec(Spec):
         return self
 
     def check_shared_memory(self, method: str, memories: str) -> None:
-        """Raise ``ValueError`` if several clients a round would need an average of their states."""
+        """Raise ``ValueError`` if the states of several clients would have to be averaged."""
         part = self.participation
         if part.clients_per_round > 1 and self.method.local_steps > 1:
             raise ValueError(
@@ -158,7 +158,7 @@ class RunSpec(Spec):
         part = self.participation
         if not self.defence.checks_updates:
             return
-        # A client's number of examples cannot be verified.
+        # A false client could report many examples, to get more weight or more rounds.
         if part.clients_per_round > 1 and part.aggregation == "examples":
             raise ValueError(
                 "participation.aggregation: must be plain under a defence with more than 1 client "
@@ -175,14 +175,14 @@ class RunSpec(Spec):
         """
         if "defence" in self.model_fields_set:
             return self
-        # The nll of a long reference is larger than the `loss_clip` of ``standard``.
+        # Not clipped: the nll of a long reference is above the `loss_clip` of ``standard``.
         unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
         standard = sections.DefenceSpec.model_validate({"kind": "standard", **unclipped})
         spec = self.model_copy(update={"defence": standard})
         try:
             spec._check_defence()
         except ValueError as exc:
-            raise SpecError(f"{exc}; a served run has one unless you set defence: none") from exc
+            raise SpecError(f"{exc}; without defence: none, a served run has a defence") from exc
         return spec
 
     def check_caps(self, bounds: Collection[str]) -> None:
@@ -259,7 +259,7 @@ def load_backend(path: str | Path) -> BackendSpec:
     """
     source, document = str(path), load_yaml(path)
     if not isinstance(document, dict):
-        raise SpecError("must be a mapping with kind, model ..., or with backend", source=source)
+        raise SpecError("must be a mapping with key backend, or kind, model ...", source=source)
     if "backend" not in document and "task" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend

@@ -103,8 +103,8 @@ class SearchSpec(_MethodSpec):
         name: ``thompson`` is Thompson sampling on a Gaussian process, which learns about a prompt
             from others with the same candidates; ``random`` tries random prompts; ``tpe`` is
             Optuna's Tree-structured Parzen Estimator (extra `optuna`).
-        halving: Fraction of the run for successive halving. With 0 there is none, and ``tpe``
-            deploys the prompt with the lowest mean loss.
+        halving: Fraction of the run for successive halving. With 0, ``tpe`` deploys the prompt with
+            the lowest mean loss, and other methods deploy the prompt with the best estimate.
     """
 
     pools: ClassVar[bool] = True

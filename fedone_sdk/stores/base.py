@@ -111,7 +111,7 @@ class ClientRecord:
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
         if self.runs != token.runs:
-            raise TokenRefused("this client enrolled for other runs; for these, use a new nonce")
+            raise TokenRefused("the token has other runs than this client; enrol with a new nonce")
         return replace(self, credential_sha256=client.credential_sha256, previous_sha256=None)
 
 

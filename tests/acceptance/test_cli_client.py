@@ -146,7 +146,7 @@ async def test_generated_texts_are_scored_by_the_function_of_the_runs_file(tmp_p
         (("--privacy", "example:8"), "unit 'example' needs a backend of the device's own"),
         (("--privacy", "label:8"), "label, fields: policy.privacy needs both"),
         (("--budget", "2000"), "--budget: '2000' must be UNIT=N"),
-        (("--budget", "usd=5"), "policy.budget.usd: cannot be capped here; allowed: queries"),
+        (("--budget", "usd=5"), "policy.budget.usd: this client can only cap queries"),
     ],
 )
 async def test_a_requirement_that_cannot_be_kept(

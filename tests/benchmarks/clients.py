@@ -113,7 +113,7 @@ async def report(args: argparse.Namespace) -> None:
         for clients in (1, args.clients):
             title = f"{name}, {clients} client{'s' * (clients > 1)}"
             columns[title] = await measure(command, clients, args.rounds)
-    print("| |" + "".join(f" {title} |" for title in columns))
+    print("| measure |" + "".join(f" {title} |" for title in columns))
     print("|---|" + "---|" * len(columns))
     for key in next(iter(columns.values())):
         print(f"| {key} |" + "".join(f" {column[key]} |" for column in columns.values()))
@@ -158,8 +158,8 @@ async def measure(command: list[str], clients: int, rounds: int) -> dict[str, An
     sent = sum(each.upload_bytes + each.download_bytes for each in bodies)
     return found | {
         "rounds": result.rounds,
-        "HTTP bodies a round": f"{sent / rounds:,.0f} bytes",
-        "on the wire a round, all clients": f"{passed / rounds:,.0f} bytes",
+        "HTTP bodies per round, all clients": f"{sent / rounds:,.0f} bytes",
+        "on the wire per round, all clients": f"{passed / rounds:,.0f} bytes",
     }
 
 
@@ -179,8 +179,8 @@ async def watched(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert ending.result() == b"ended\n"
     await process.wait()
     return {
-        "RSS when loaded": f"{loaded / 2**20:.0f} MiB",
-        "RSS at most": f"{peak / 2**20:.0f} MiB",
+        "RSS after loading the client": f"{loaded / 2**20:.0f} MiB",
+        "largest RSS": f"{peak / 2**20:.0f} MiB",
         "CPU": f"{cpu:.1f} s",
     }
 

@@ -76,7 +76,7 @@ def report(args: argparse.Namespace) -> None:
     if args.think is not None:
         thinks = [(args.think[0], args.think[1])]
     columns = [measure(args, think) for think in thinks]
-    print("| |" + "".join(f" {column['load']} |" for column in columns))
+    print("| measure |" + "".join(f" {column['load']} |" for column in columns))
     print("|---|" + "---|" * len(columns))
     for key in columns[0]:
         if key != "load":
@@ -123,10 +123,10 @@ def measure(args: argparse.Namespace, think: tuple[float, float]) -> dict[str, A
     return figures(args, think, served, seen, (began, ended)) | {
         "server CPU": share(steady.cpu_share, 1.0),
         "devices' CPU": share(sum(after[:2]) - sum(cpu[:2]), ended - began),
-        "RSS before any device": mb(empty),
-        "RSS with all connected": mb(connected),
-        "RSS steady (median)": mb(statistics.median(steady.rss)),
-        "RSS peak": mb(1024 * served["peak_kb"]),
+        "resident memory (RSS) of the server, before any device": mb(empty),
+        "RSS with all devices connected": mb(connected),
+        "median RSS during the measurement": mb(statistics.median(steady.rss)),
+        "largest resident memory (RSS) of the server": mb(1024 * served["peak_kb"]),
         "server's longest pauses to collect garbage": f"{served['gc_ms']} ms",
         "server waited for its core": f"{100 * waited / (ended - began):.1f} % of the time",
         "load average": f"{os.getloadavg()[0]:.1f}",
@@ -180,13 +180,11 @@ def figures(
         "rounds/s": f"{sum(began <= at <= ended for at in served['rounds']) / seconds:.0f}",
         "requests/s": f"{(len(claims) + len(wakes) + len(updates) + polls) / seconds:.0f}",
         "claim answered at once, p50 / p99": quantiles(claims),
-        "seat offered to claim answered, p50 / p99": quantiles(wakes),
+        "offer to assignment, p50 / p99": quantiles(wakes),
         "update, p50 / p99": quantiles(updates),
-        "durable round (claim or offer to receipt, without think time), p50 / p99": quantiles(
-            rounds
-        ),
-        "claims sent away": f"{away / seconds:.0f}/s",
-        "long polls that ended in vain": f"{polls / seconds:.1f}/s",
+        "durable round, p50 / p99": quantiles(rounds),
+        "claims answered with a Retry-After": f"{away / seconds:.0f}/s",
+        "long polls that ended without work": f"{polls / seconds:.1f}/s",
         "devices that worked": seen["worked"],
         "idle device": f"{idle['bytes'] * per_day / 1e6:.2f} MB a day, "
         f"{idle['requests'] * per_day:.0f} requests ({idle['devices']} devices)",

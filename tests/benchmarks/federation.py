@@ -55,8 +55,8 @@ def main() -> None:
 def report(rounds: int, device_python: str) -> None:
     """Measure, then print Markdown."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    columns = ["exchange", "store", "rounds/s", "p50 ms", "p99 ms", "server CPU ms"]
-    columns += ["client CPU ms", "bytes"]
+    columns = ["exchange", "store", "rounds/s", "round p50, ms", "round p99, ms"]
+    columns += ["server CPU, ms per round", "client CPU, ms per round", "bytes per round"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for exchange in ("alpha", "losses"):
         for store in ("memory", "sqlite"):

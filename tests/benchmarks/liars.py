@@ -358,9 +358,9 @@ class Results:
 
 def report(chosen: list[Setting], results: Results, seeds: range) -> None:
     """Print differences to the honest run without a defence, in points."""
-    columns = "exchange", "attackers", "attack", "defence", "accuracy", "difference"
-    print("| " + " | ".join((*columns, "attackers quarantined", "honest quarantined")) + " |")
-    print("|" + "---|" * (len(columns) + 2))
+    columns = ["exchange", "attackers", "attack", "defence", "accuracy", "difference"]
+    columns += ["attackers in quarantine", "honest clients in quarantine"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for setting in chosen:
         ours = [results.known[setting, seed] for seed in seeds]
         theirs = [results.known[Setting(exchange=setting.exchange), seed] for seed in seeds]

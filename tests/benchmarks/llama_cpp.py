@@ -49,12 +49,12 @@ def main() -> None:
         f"Feedback: {row['text']}\nSentiment: {words[row['label']]}\n\n" for row in rows[-6:]
     )
     prompts = {"none": "", "instruction": INSTRUCTION, "demonstrations": INSTRUCTION + shots}
-    print(f"{model.name}, {args.rows} rows, {BATCH} a query, best of {REPEATS}; rows per second\n")
+    print(f"{model.name}, {args.rows} rows, {BATCH} per query, best of {REPEATS}; rows/s\n")
     print(
-        "| shared prefix | tokens a row | of them shared | backend | plain loop, same engine "
-        "| backend / loop | plain loop, nothing shared | transformers fp32 |"
+        "| shared prefix | tokens per row | of these in the shared prefix | backend | plain loop "
+        "| backend / plain loop | plain loop without reuse | transformers fp32 |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
-    print("|---|---|---|---|---|---|---|---|")
     asyncio.run(measure(model, prompts, rows[: args.rows], torch=args.torch))
 
 

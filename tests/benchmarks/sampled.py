@@ -200,7 +200,7 @@ def reached(name: str, mean: Callable[[str, int, str], float], target: float) ->
     right = [mean(name, queries, "accuracy") for queries in budgets]
     best: Sequence[float] = np.maximum.accumulate(right).tolist()
     if best[-1] < target:
-        return f"not at {budgets[-1]}"
+        return f"not with {budgets[-1]} queries"
 
     def at(values: Sequence[float]) -> float:
         return float(np.interp(target, best, values))
@@ -213,7 +213,7 @@ def reached(name: str, mean: Callable[[str, int, str], float], target: float) ->
 
 def lengths(cells: Sequence[str]) -> Iterator[str]:
     """Lines of Markdown: the prompt of least loss with a penalty for each token (4 characters)."""
-    yield "| cell | length_penalty | tokens | loss | accuracy | USD for a million calls |"
+    yield "| table | length_penalty | tokens | loss | accuracy | USD per million calls |"
     yield "|---|---|---|---|---|---|"
     for name in cells:
         table, cell = Table(TABLES / f"{name}.npz"), ALL_CELLS[name]

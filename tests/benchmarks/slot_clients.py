@@ -172,8 +172,8 @@ def report(
 ) -> Iterator[str]:
     """Yield the lines of a table: each K* at its own rate, compared with K* = 1."""
     yield f"\n**{title}**\n"
-    yield "| K\\* | rate | reached | median queries | 95 % interval | mean | fewer at K\\* = 1 in |"
-    yield "|---|---:|---:|---:|---|---:|---|"
+    yield r"| learning rate | K\* | reached | median | 95 % interval | mean | fewer at K\* = 1 in |"
+    yield "|---:|---:|---:|---:|---|---:|---|"
     first: list[float] = []
     for count, pilots in found["pilots"].items():
         rate = best_rate(pilots, share)
@@ -183,9 +183,9 @@ def report(
         first = first or queries
         pair = compared(first, queries)
         against = f"{pair.fewer} of {pair.fewer + pair.more}, p = {pair.p_value:.1g}"
-        least = "at least " * (reached < len(queries))
+        least = "> " * (reached < len(queries))
         yield (
-            f"| {count} | {float(rate):g} | {reached} of {len(queries)} | "
+            f"| {float(rate):g} | {count} | {reached} of {len(queries)} | "
             f"{queries_text(median_interval(queries).value, CAP)} | "
             f"{interval_text(median_interval(queries), CAP)} | {least}{_mean(values):,.0f} | "
             f"{'' if count == '1' else against} |"

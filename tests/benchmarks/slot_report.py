@@ -54,8 +54,8 @@ def report(
         methods,
         _share,
         digits=0,
-        note="Percent of the gap in cross-entropy from no prompt with its best bias to the oracle; "
-        "the mean over cells, each the mean over seeds, with a bootstrap 95 % interval over seeds.",
+        note="Percent of the gap from the empty prompt with its best bias to the oracle: "
+        "the mean over cells and seeds, with a 95 % bootstrap interval over seeds.",
     )
     yield from _by_cell(wide, found, budgets, methods)
     yield from _over_cells(
@@ -68,7 +68,7 @@ def report(
         digits=0,
     )
     yield from _over_cells(
-        "Points of accuracy over no prompt with its best bias, mean over all cells",
+        "Points of accuracy over the empty prompt with its best bias, mean over all cells",
         tables,
         found,
         budgets,
@@ -88,8 +88,8 @@ def _baselines(tables: Sequence[Table]) -> Iterator[str]:
     yield "### Cells"
     yield ""
     yield (
-        "| cell | combinations x rows | no prompt | with its best bias | "
-        "best instruction alone | oracle | median | worst |"
+        "| cell | combinations x rows | empty prompt, no bias | empty prompt, best bias | "
+        "best instruction | oracle | median combination | worst combination |"
     )
     yield "|---|---|---|---|---|---|---|---|"
     for table in tables:
@@ -227,16 +227,16 @@ def _against_none(
     budgets: Sequence[int],
     default: str,
 ) -> Iterator[str]:
-    yield f"### {CONTESTANTS[default].label} less no prompt, nats"
+    yield f"### Cross-entropy of {CONTESTANTS[default].label} minus that of the empty prompt, nats"
     yield ""
     yield (
-        "No prompt has the bias that the run found for it, from the same answers; or the bias that "
-        "is best on all rows, which no run can know."
+        'The empty prompt has the bias that the run found for it ("run\'s bias"), or the bias that '
+        'is best on all rows ("best bias"), which no run can know.'
     )
     yield ""
     yield (
-        "| cell | clients | queries | no prompt with its bias | the worst run | "
-        "with the best bias | the worst run | points of accuracy |"
+        "| cell | clients | queries | run's bias, mean | run's bias, worst run | "
+        "best bias, mean | best bias, worst run | gain in accuracy, points |"
     )
     yield "|---" * 8 + "|"
     for partition, title in _PARTITIONS:
@@ -265,7 +265,7 @@ def _against_others(
     methods: Sequence[str],
     default: str,
 ) -> Iterator[str]:
-    yield f"### {CONTESTANTS[default].label} less the others, nats, paired by seed"
+    yield f"### {CONTESTANTS[default].label} minus the others, nats, paired by seed"
     yield ""
     yield "| other | clients | " + " | ".join(f"{one} queries" for one in budgets) + " |"
     yield "|---" * (len(budgets) + 2) + "|"

@@ -306,7 +306,7 @@ def _policy(name: str, label: str, *, best: bool = False, **settings: Any) -> Co
 
 CONTESTANTS: dict[str, Contestant] = {
     "once": Contestant(
-        label="random, each asked once", name="once", calibrates=False, own_bias=True
+        label="random, each prompt once", name="once", calibrates=False, own_bias=True
     ),
     "random": Contestant(label="random, halving", name="random"),
     "tpe": Contestant(label="TPE, halving", name="tpe"),

@@ -52,7 +52,8 @@ RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 """Method, length and size of the vocabulary of each run."""
 
-
+DELAY, OWN = "delay of the loop", "processor time of the loop"
+IDLE = "delay of an idle loop in another process"
 SENDERS = 40
 LONG = "one two " * 2500
 
@@ -84,10 +85,9 @@ def main() -> None:
         rows, rounds = asyncio.run(under_attack(args.seconds)), {}
     else:
         late, own, idle, rounds = asyncio.run(measure(args.seconds))
-        rows = {"late": late, "own": own, "late, idle loop": idle}
+        rows = {DELAY: late, OWN: own, IDLE: idle}
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| | p50 ms | p99 ms | longest ms |")
-    print("|---|---|---|---|")
+    print("| measure | p50, ms | p99, ms | longest, ms |\n|---|---|---|---|")
     for name, values in rows.items():
         p50, *_, p99 = (statistics.quantiles(values * 2, n=100)[i] * 1e3 for i in (49, 98))
         print(f"| {name} | {p50:.1f} | {p99:.1f} | {max(values) * 1e3:.1f} |")
@@ -246,10 +246,10 @@ async def under_attack(seconds: float) -> dict[str, list[float]]:
         fake.kill()
         await fake.wait()
     return {
-        "healthz, from outside": json.loads(probed),
-        "late": late,
-        "own": own,
-        "late, idle loop": json.loads(idled)[0],
+        "response time of `/healthz`": json.loads(probed),
+        DELAY: late,
+        OWN: own,
+        IDLE: json.loads(idled)[0],
     }
 
 

@@ -31,10 +31,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the SQLite files are put")
     args = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| store | runs at once | commits/s | p50 ms | p99 ms | CPU ms a commit |")
-    print("|---|---|---|---|---|---|")
+    columns = ["store", "runs at once", "commits/s", "p50 of a commit, ms", "p99 of a commit, ms"]
+    columns += ["CPU time per commit, ms"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for num_runs in (1, 64):
-        for label, batch in (("sqlite, alone", 1), ("sqlite", sqlite._MAX_BATCH)):
+        for label, batch in (("sqlite, separate transactions", 1), ("sqlite", sqlite._MAX_BATCH)):
             with tempfile.TemporaryDirectory(dir=args.folder) as folder, batches_of(batch):
                 url = f"sqlite:///{folder}/fedone.db"
                 print(label, asyncio.run(measure(url, num_runs, args.seconds)), sep="")

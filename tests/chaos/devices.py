@@ -420,9 +420,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
     violations = 0
     print(
-        "| run | deaths | updates sent again | model calls again | noise drawn | violations | s |"
+        "| run | deaths | updates sent again | model calls repeated | draws of noise | violations |"
+        " s |\n|---|---|---|---|---|---|---|"
     )
-    print("|---|---|---|---|---|---|---|")
     for name, scenario in SCENARIOS.items():
         began = time.monotonic()
         how = pairs(scenario) if options.pairs else campaign(scenario, every())

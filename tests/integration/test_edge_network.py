@@ -151,7 +151,7 @@ class TestTls:
     def test_a_context_stands_alone(self) -> None:
         context = ssl.create_default_context()
         assert Network(ssl_context=context).context() is context
-        with pytest.raises(SpecError, match="replaces ca_file"):
+        with pytest.raises(SpecError, match="combined with ca_file"):
             Network(ssl_context=context, ca_file="ca.pem").context()
 
 

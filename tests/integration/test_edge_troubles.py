@@ -195,7 +195,7 @@ class TestLog:
                 turn = await client.run_once()
             assert (turn.outcome, turn.reason) == (
                 "declined",
-                f"{path}: answered {status}, and not as an aggregator does",
+                f"{path}: answered {status}, but the answer is not from an aggregator",
             )
             (run,) = service.runs.values()
             assert [seat.phase for seat in run.state.seats] == ["offered"]

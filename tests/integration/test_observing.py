@@ -119,7 +119,7 @@ class TestMetrics:
     @pytest.mark.parametrize(("status", "count"), [("413", 1), ("451", 1), ("500", 0)])
     async def test_what_proxies_refuse_is_counted(self, status: str, count: int) -> None:
         """The text is that of both clients (`tests/integration/test_edge_troubles.py`)."""
-        reason = f"/v1/score: answered {status}, and not as an aggregator does"
+        reason = f"/v1/score: answered {status}, but the answer is not from an aggregator"
         async with serving(Observers(metrics=Metrics())) as service:
             credential = await work(service)
             path = f"/v1/assignments/{(await service.claim(credential))['assignment_id']}/decline"

@@ -203,7 +203,7 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
 
 def test_a_proposer_needs_a_pool() -> None:
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}}}
-    with pytest.raises(ValueError, match="gs-bdpl does not"):
+    with pytest.raises(ValueError, match="tpe, not gs-bdpl"):
         spec_of("gs-bdpl", "losses", prompt=prompt)
 
 
@@ -211,11 +211,11 @@ def test_a_proposer_needs_a_pool() -> None:
     ("prompt", "message"),
     [
         ({"slots": SLOTS, "vocabulary": {"kind": "pmi"}}, "replaces vocabulary"),
-        ({"slots": SLOTS, "length": 4}, "length: follows from the slots, which have 5"),
+        ({"slots": SLOTS, "length": 4}, "length: must be 5, the number of positions"),
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs a slot besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "must not be prompt or mask"),
-        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "and only for it"),
+        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "and only there"),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs \{closing\} exactly once"),
     ],
 )

@@ -210,7 +210,7 @@ export interface TaskSpec {
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`, `loss` (the mean loss), or your own function `package.module:function`, imported like `score`. Generation has only `loss`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`, `loss` (the mean loss), or your own function `package.module:function`. Generation has only `loss`.
    */
   metric?: string;
   /**
@@ -349,7 +349,7 @@ export interface SearchSpec {
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for successive halving. With 0 there is none, and `tpe` deploys the prompt with the lowest mean loss.
+   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the lowest mean loss, and other methods deploy the prompt with the best estimate.
    */
   halving?: number;
 }
@@ -630,7 +630,7 @@ export interface Decline {
   reason: string;
   usage?: Usage;
   /**
-   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more work of this run until a claim with `changed`.
+   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more work of this run until it sets `Claim.changed`.
    */
   unfit?: boolean;
 }

@@ -136,7 +136,7 @@ function refusal(path: string, status: number, text: string, retryAfterS?: numbe
     return new TransportError(`${path}: answered ${status}`, retryAfterS);
   }
   const kind = status >= 400 ? RefusedBetween : MessageError;
-  return new kind(`${path}: answered ${status}, and not as an aggregator does`);
+  return new kind(`${path}: answered ${status}, but the answer is not from an aggregator`);
 }
 
 /**

@@ -221,7 +221,7 @@ test("what a proxy refuses for good gives the work back, and what passes does no
       const { reason } = JSON.parse(server.bodies("decline")[0]!);
       assert.match(
         reason,
-        new RegExp(`${call}: answered ${status}, and not as an aggregator does`),
+        new RegExp(`${call}: answered ${status}, but the answer is not from an aggregator`),
       );
       assert.equal(client.status().unsent, false);
     }

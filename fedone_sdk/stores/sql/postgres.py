@@ -147,7 +147,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             connection.begin(),
         ):
             await connection.execute(_NO_IDLE_TIMEOUT)
-            # A starting server waits for this lock, which protects the creation of the tables.
+            # No server starts meanwhile: it needs this lock to check or create the tables.
             if not await connection.scalar(_TRY_LOCK_MIGRATION):
                 raise FedOneError(f"store {self.where} is in use by another process")
             await self._refuse_replicas(connection)

@@ -1,7 +1,7 @@
 """The PostgreSQL connection that represents a replica (one process of the aggregator).
 
 Its advisory locks show that the replica is alive, and whether it is the leader. The database
-releases them when the connection ends. It also receives the signals of other replicas.
+releases them when the connection ends. The connection also receives the signals of other replicas.
 """
 
 from __future__ import annotations
