@@ -347,7 +347,7 @@ class Dispatcher:
     # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
-        """Update which runs may have seats for which clients; wake the clients that were drawn."""
+        """Record which clients may have a seat in a run, and wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
         if change.reloaded or change.ended:
             self.sync_run(run)

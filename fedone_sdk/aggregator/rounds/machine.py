@@ -48,7 +48,7 @@ _MAX_STDS = 10.0
 """Noise of an honest update is practically never larger than this many standard deviations."""
 
 _ROUNDING = 1.001
-"""Factor on the bound for changes of alpha (the method's parameters), for float32 rounding."""
+"""Factor by which float32 rounding may enlarge a change of alpha (the method's parameters)."""
 
 _SLOW_SIZE = 1 << 16
 """Up to this number of entries of alpha, the handling of an update takes a few milliseconds."""

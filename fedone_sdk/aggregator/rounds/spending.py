@@ -36,7 +36,7 @@ def release(
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
-    """Whether a seat's client queries the server's model, as it has declared."""
+    """Whether a seat's client has declared that it queries the server's model."""
     return machine.gateway_model is not None and not seat.own_model
 
 
