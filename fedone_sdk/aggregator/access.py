@@ -63,7 +63,7 @@ class Access:
         self._index_by_secret: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
         self.num_clients = 0
-        # Incremented at each change in the store, so that an earlier read is not cached.
+        # Incremented at each change in the store, so that results of earlier reads are not cached.
         self._generation = 0
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._write_lock = asyncio.Lock()
@@ -83,8 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        The rate limit of an address counts requests of clients that are not in the cache, so the
-        cache is filled at once.
+        The cache is filled at once: requests of other clients count for the limit of their address.
         """
         self._generation += 1
         self._records.clear()

@@ -357,9 +357,7 @@ def _public_text(spec: RunSpec, folder: Path) -> list[str]:
         return []
     if spec.data is None or spec.data.train is None:
         key, kind = counted[0]
-        raise SpecError(
-            f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not"
-        )
+        raise SpecError(f"{key}.kind: {kind} counts words of public texts, so it needs data.train")
     rows = _rows(spec, folder, "train", spec.data.train)
     return [str(row[name]) for row in rows for name in spec.task.fields]
 

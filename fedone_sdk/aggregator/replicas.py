@@ -108,7 +108,7 @@ class Replicas:
         """
         down = self._down
         members = await self.store.members()
-        # The aggregator served at least until the newest membership was stored.
+        # `until` is MEMBER_TTL_S after a member's last claim, and the aggregator served until then.
         served_until = max((member.until for member in members), default=0.0) - MEMBER_TTL_S
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:

@@ -166,7 +166,7 @@ class EdgeClient:
         """Make `run_forever` return after the work in progress; may be called from any thread.
 
         `run_forever` can be called again afterwards. If nothing is running, the next `run_forever`
-        returns immediately, or the next `run_once` does not wait.
+        returns immediately, or the next `run_once` does not wait for work.
         """
         self._stop.set()
 

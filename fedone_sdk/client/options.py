@@ -149,7 +149,7 @@ class WorkPolicy:
             labels take part in no run. None is all labels in the rows; a declined run then shows
             the server that some row has a label that is not in the run.
         reflect: The model that may write candidates from rows that were answered wrongly: a model
-            on the device (the candidates are filtered, but without differential privacy); or
+            on the device (candidates that quote a row are dropped, but there is no noise); or
             ``gateway``, the run's model, which reads the rows with their labels. None is no model.
 
     Raises:

@@ -158,7 +158,7 @@ class RunSpec(Spec):
         part = self.participation
         if not self.defence.checks_updates:
             return
-        # A client's number of examples cannot be verified.
+        # A false client could report many examples, to get more weight or more rounds.
         if part.clients_per_round > 1 and part.aggregation == "examples":
             raise ValueError(
                 "participation.aggregation: must be plain under a defence with more than 1 client "
@@ -175,7 +175,7 @@ class RunSpec(Spec):
         """
         if "defence" in self.model_fields_set:
             return self
-        # The nll of a long reference is larger than the `loss_clip` of ``standard``.
+        # Not clipped: the nll of a long reference is above the `loss_clip` of ``standard``.
         unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
         standard = sections.DefenceSpec.model_validate({"kind": "standard", **unclipped})
         spec = self.model_copy(update={"defence": standard})

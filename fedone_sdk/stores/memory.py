@@ -29,7 +29,7 @@ class MemoryStore(base.SingleProcess, base.Store):
         self._runs: dict[str, base.RunRecord] = {}
         self._closed: dict[str, base.ClosedWork] = {}
         self._logs: dict[str, list[base.LogEntry]] = {}
-        # Run id -> client and round -> value.
+        # For each run id, the values by client and round.
         self._memories: dict[str, dict[tuple[int, int], bytes]] = {}
         self._deleted: dict[str, float] = {}
 

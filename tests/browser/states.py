@@ -92,7 +92,7 @@ async def walk(
         yield "run-loading", page
         release.set()
         await expect(page.get_by_role("figure", name="Loss over queries")).to_be_visible()
-        await expect(main).to_contain_text("Round 35 under way")
+        await expect(main).to_contain_text("Round 35 in progress")
         # Lost work is grouped by its reason.
         await expect(page.get_by_role("region", name="Errors")).to_contain_text("3 times")
         yield "run", page
@@ -119,12 +119,12 @@ async def walk(
 
         await page.get_by_role("button", name="Sign out").click()
         await watcher.sign_in(VIEWER, RUN)
-        await expect(main).to_contain_text("operators stop and resume runs, and raise their caps")
-        await expect(main).to_contain_text("Round 35 under way")
+        await expect(main).to_contain_text("Only operators can stop and resume runs")
+        await expect(main).to_contain_text("Round 35 in progress")
         yield "run-viewer", page
         await page.get_by_role("button", name="Sign out").click()
         await watcher.sign_in(OPERATOR, RUN)
-        await expect(main).to_contain_text("Round 35 under way")
+        await expect(main).to_contain_text("Round 35 in progress")
 
         await stage.shut()
         await expect(page.get_by_text("Connection lost")).to_be_visible()

@@ -97,7 +97,7 @@ async def test_an_ended_run_has_a_verdict(chromium: Chromium, stage: Stage) -> N
         assert fair.gain is not None
         await expect(tile(page, "Metric")).to_contain_text(re.compile("over (no|.* a) prompt"))
         # A price that is not known is not 0.
-        await expect(page.get_by_text("unknown: the model's price is not known")).to_be_visible()
+        await expect(page.get_by_text("unknown: the model has no known price")).to_be_visible()
         assert await overflow(page) == 0
 
 
@@ -174,7 +174,7 @@ async def test_a_viewer_cannot_stop(chromium: Chromium, stage: Stage) -> None:
         page = watcher.page
         await watcher.sign_in(VIEWER, "#/runs/sentiment")
         await expect(
-            page.get_by_text("operators stop and resume runs, and raise their caps")
+            page.get_by_text("Only operators can stop and resume runs, and raise caps")
         ).to_be_visible()
         for name in ("Stop", "Resume"):
             await expect(page.get_by_role("button", name=name)).to_have_count(0)

@@ -164,7 +164,7 @@ class Limiter:
         self._by_address.admit(address)
 
     def body(self, client_index: int, num_bytes: int) -> None:
-        """Count a client's body by its size, or refuse it; called before the body is read."""
+        """Count a request by its body's size, or refuse it; called before the body is read."""
         self.clients.admit(client_index, num_bytes // _BYTES_PER_REQUEST)
 
     def failed(self, address: str) -> None:
@@ -338,7 +338,7 @@ class ServerTls:
         self._seen = self._stamps()
         self._newest = self._load()
         self.context = self._load()
-        # Each new connection gets the newest context, so that removed authorities take effect.
+        # Each new connection gets the newest context, so that removals of authorities take effect.
         self.context.sni_callback = self._set_newest
         if self._client_ca is not None:
             # A resumed session would skip the check of the client certificate. Python can disable

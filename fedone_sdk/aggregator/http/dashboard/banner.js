@@ -19,7 +19,7 @@ export function lost(ms, tryNow) {
   ticking = setInterval(tick, 500);
   const button = h("button", { type: "button", on: { click: tryNow } }, "Try now");
   if (first) {
-    node().replaceChildren(h("span", {}, "Connection lost. What you see may be old."), left, button);
+    node().replaceChildren(h("span", {}, "Connection lost. The page may be out of date."), left, button);
   } else {
     // The first words do not change, so that a screen reader reads them only once.
     node().replaceChildren(node().firstChild, left, button);

@@ -47,8 +47,8 @@ export function budgetPanel(signal) {
 }
 
 function say(capped, cap, rounds, running, end, planned) {
-  if (!capped.length) return "This run has no cap: its rounds end it.";
-  if (!running) return "The run spends nothing now.";
+  if (!capped.length) return "This run has no cap. It ends after its last round.";
+  if (!running) return "The run is not running, so it spends nothing.";
   if (!rounds.length) return "Training has spent nothing yet.";
   if (cap === null) return "";
   return end.enough

@@ -103,5 +103,5 @@ function state(phase, ledger) {
   if (ledger?.quarantined) return h("span", { class: "pill bad" }, "In quarantine");
   if (phase === "working") return h("span", { class: "pill accent" }, "Works");
   if (phase === "offered") return h("span", { class: "pill plain" }, "Is offered work");
-  return h("span", { class: "muted" }, "Waits or is away");
+  return h("span", { class: "muted" }, "Waits, or is not connected");
 }

@@ -50,7 +50,7 @@ export function metricPanel(signal) {
     series: [
       { label: "Tuned prompt", tone: 2, dots: true },
       { label: "Untrained prompt", tone: 3, dash: true, mark: true },
-      { label: "No prompt, at its best", tone: 4, dash: true, mark: true },
+      { label: "No prompt (with or without bias)", tone: 4, dash: true, mark: true },
     ],
     signal,
   });

@@ -17,16 +17,16 @@ export function trafficPanel() {
       const facts = [
         ["Federated messages", traffic(communication)],
         ["Gateway", gateway.messages ? traffic(gateway) : "not used"],
-        ["Model", result.model ?? "not asked yet"],
-        ["Asked", `${plural(result.spent.requests, "request", "requests")}, ${count(result.spent.prompt_tokens + result.spent.completion_tokens)} tokens`],
-        ["Cost", result.spent.usd === null ? "unknown: the model's price is not known" : amount("usd", result.spent.usd)],
+        ["Model", result.model ?? "no request yet"],
+        ["Requests", `${plural(result.spent.requests, "request", "requests")}, ${count(result.spent.prompt_tokens + result.spent.completion_tokens)} tokens`],
+        ["Cost", result.spent.usd === null ? "unknown: the model has no known price" : amount("usd", result.spent.usd)],
         ["Evaluation", plural(evaluation.queries, "query", "queries")],
         ...(proposer ? [["Proposer", `${plural(proposer.calls, "call", "calls")}, ${proposer.failed} failed; ${plural(proposer.added, "candidate", "candidates")} added, ${proposer.dropped} dropped; ${cost(proposer.spent)}`]] : []),
         ...(result.judge ? [["Judge", `${plural(result.judge.requests, "request", "requests")}; ${cost(result.judge)}`]] : []),
         ["Answers from the cache", count(cache.hits)],
       ];
       if (censoring.censored) {
-        facts.push(["Log-probabilities not shown", `${count(censoring.censored)} of ${count(censoring.values)}`]);
+        facts.push(["Log-probabilities that the model did not return", `${count(censoring.censored)} of ${count(censoring.values)}`]);
       }
       if (result.privacy) {
         facts.push(["Privacy", `ε ${result.privacy.epsilon.toFixed(2)} at δ ${result.privacy.delta}, at most, per ${result.privacy.unit}`]);

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 
 const ADVICE = {
   unauthorized: "The server does not know this token. Is it one of auth.admin_tokens?",
-  forbidden: "This server has no token for people configured: see auth.admin_tokens.",
+  forbidden: "No token for users is configured on this server: see auth.admin_tokens.",
 };
 
 // Shows the form; calls `enter` with the signed-in user.
@@ -29,7 +29,7 @@ export function login(main, enter, { message } = {}) {
     h(
       "p",
       { class: "help", id: "token-help" },
-      "Of role viewer, operator or admin. It stays in this tab and goes when you close it.",
+      "A token with role viewer, operator or admin. This tab stores it until you close the tab.",
     ),
     refusal,
     button,

@@ -41,8 +41,8 @@ export function promptPanel() {
       bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value, at) => `${labels[at] ?? at}: ${value.toFixed(2)}`).join(", ")}` : "";
       bias.hidden = !prompt.bias;
       about.textContent =
-        `What alpha gives the likeliest of ${tokens.vocab_size} candidates at each position; ` +
-        "the token of the prompt is framed. Bits say how open a position is: 0 is decided.";
+        `Probabilities of the most likely of ${tokens.vocab_size} candidates at each position; the frame ` +
+        "marks the token in the prompt. The bits are the entropy of a position: at 0 it is decided.";
       heat.body.replaceChildren(...tokens.positions.map((each, at) => position(each, at, prompt.tokens[at])));
     },
   };

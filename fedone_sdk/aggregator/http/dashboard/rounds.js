@@ -15,7 +15,7 @@ export function roundsPanel() {
   const legend = h(
     "ul",
     { class: "legend" },
-    key("worked", "did the round"),
+    key("worked", "finished the round"),
     key("now", "works now"),
     key("lost", "lost the seat"),
   );
@@ -83,8 +83,8 @@ function current(seats, lost) {
     "li",
     { class: "now" },
     h("strong", {}, `Round ${count(seats.round + 1)}`),
-    h("span", { class: "muted" }, ` under way, ${plural(seats.waiting, "client waits", "clients wait")}`),
-    holders.length ? holders : h("p", { class: "muted" }, "The seat is free and waits for a client."),
+    h("span", { class: "muted" }, ` in progress, ${plural(seats.waiting, "client waits", "clients wait")}`),
+    holders.length ? holders : h("p", { class: "muted" }, "The seat is free until a client is drawn for it."),
     ...failures(lost),
   );
 }

@@ -177,7 +177,7 @@ class View {
       "div",
       { class: "notice" },
       h("h2", {}, "Waiting for the first client"),
-      h("p", {}, "Start a client, and what it does shows here:"),
+      h("p", {}, "Start a client to see its work here:"),
       h("pre", {}, h("code", {}, "FEDONE_TOKEN=... fedone client --server URL --data my.jsonl")),
     );
     this.reason = h("p", { class: "reason" });

@@ -56,7 +56,7 @@ function show(list, runs) {
     list.replaceChildren(
       empty(
         "No runs yet",
-        h("p", {}, "A run is one tuning job. Name its file in the server's configuration:"),
+        h("p", {}, "A run tunes one prompt. Add its file to the server's configuration:"),
         h("pre", {}, h("code", {}, "runs: [run.yaml]")),
         h("p", {}, "or post it: ", h("code", {}, "POST /v1/runs"), " (", h("a", { href: "openapi.json" }, "all calls"), ")."),
       ),

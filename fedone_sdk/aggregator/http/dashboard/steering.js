@@ -10,7 +10,7 @@ const RESUMABLE = ["stopped", "failed"];
 export function steering(id, me, changed, signal) {
   const refusal = h("p", { class: "refusal", role: "alert" });
   if (!STEERS.includes(me.role)) {
-    const note = h("p", { class: "muted" }, "You can look: operators stop and resume runs, and raise their caps.");
+    const note = h("p", { class: "muted" }, "Only operators can stop and resume runs, and raise caps.");
     return { node: h("div", { class: "steering" }, note), update: () => {} };
   }
   const stop = h("button", { type: "button", class: "danger" }, "Stop");
@@ -19,7 +19,7 @@ export function steering(id, me, changed, signal) {
   stop.addEventListener("click", () => dialog.showModal());
   resume.addEventListener("click", () => ask("resume", "running again"));
   const higher = h("button", { type: "button" }, "Raise caps");
-  const caps = raising(id, (wanted) => ask("budget", "under higher caps", wanted));
+  const caps = raising(id, (wanted) => ask("budget", "using the higher caps", wanted));
   higher.addEventListener("click", () => caps.open());
   let busy = false;
 
@@ -54,7 +54,7 @@ function confirmation(id, confirmed) {
     "dialog",
     { "aria-labelledby": "confirm-title" },
     h("h2", { id: "confirm-title" }, `Stop ${id}?`),
-    h("p", {}, "It ends with the prompt that it has now. Work under way is lost, what it may have cost stays spent. You can resume the run."),
+    h("p", {}, "The run ends with its current prompt. Open work is discarded, and its possible cost counts as spent. You can resume the run."),
     h(
       "div",
       { class: "choices" },
@@ -85,7 +85,7 @@ function raising(id, confirmed) {
     "dialog",
     { "aria-labelledby": "caps-title" },
     h("h2", { id: "caps-title" }, `Raise the caps of ${id}`),
-    h("p", {}, "A cap can only be raised. A run that its budget has ended continues."),
+    h("p", {}, "A cap can only be raised. If the run ended because its budget was exhausted, it continues."),
     h(
       "form",
       { method: "dialog", on: { submit: () => confirmed(changed()) } },
@@ -93,7 +93,7 @@ function raising(id, confirmed) {
       h(
         "div",
         { class: "choices" },
-        h("button", { type: "button", on: { click: () => node.close() } }, "Leave them"),
+        h("button", { type: "button", on: { click: () => node.close() } }, "Cancel"),
         h("button", { class: "primary" }, "Raise"),
       ),
     ),
