@@ -8,7 +8,7 @@ A device draws discrete Gaussian noise: multiples of a small step. Its standard 
 at least 1e8 steps. The probability of k steps is the probability that a Gaussian is rounded to k,
 times a factor between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded
 Gaussian reveals no more than a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most
-7e-15. Values further away have probability ``exp(-800)``. `_MARGIN` covers both for 1e8 numbers.
+7e-15. Further values have probability ``exp(-800)``. For 1e8 numbers, `_MARGIN` covers both errors.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class LabelWordError(BackendError):
     """A label word is not exactly one token of the model.
 
     Attributes:
-        way_out: What the user can do instead of choosing another word; empty for nothing.
+        way_out: What the user can do instead of choosing another word; empty if there is nothing.
         also: The errors for the task's other label words.
     """
 
@@ -307,7 +307,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is no such resource"),
     "method_not_allowed": (405, "The resource does not support this method"),
     "request_timeout": (408, "The request came too slowly"),
-    "assignment_expired": (409, "The assignment has ended; its place in the round was given up"),
+    "assignment_expired": (409, "The assignment has ended, and another client may have its seat"),
     "renewal_refused": (409, "The assignment was renewed as often as the run allows"),
     "update_conflict": (409, "Another update was already accepted for this assignment"),
     "model_mismatch": (409, "The update was scored with a model that the run does not use"),

@@ -95,8 +95,8 @@ MAX_CLASSES = 4
 """The largest number of labels for which a device reports a mean loss per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""The noise on a label probability is this many times the noise on a loss, each divided by its
-range. A larger factor means less noise on the losses in the same message."""
+"""Relative to its range, a label probability gets this many times the noise of a loss. The larger
+this factor is, the less noise the losses in the same message get."""
 
 
 def sensitivity(num_prompts: int) -> float:

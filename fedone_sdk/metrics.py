@@ -72,7 +72,7 @@ def evaluate(
             raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
         return METRICS[name](predictions, targets)
     if measure is None:
-        raise SpecError(f"task.metric: {name}: the function was not passed to this call")
+        raise SpecError(f"task.metric: pass the function {name} as the argument measure")
     try:
         value = float(measure(targets, predictions))
     except Exception as exc:

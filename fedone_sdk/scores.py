@@ -272,7 +272,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _form(schema: Mapping[str, Any]) -> Any:
-    """Return a type that checks the keywords of a JSON Schema listed in `json_fields`."""
+    """Return a type that checks those keywords of a JSON Schema that `json_fields` lists."""
     if "enum" in schema:
         if not schema["enum"]:
             raise TypeError("an enum is empty")

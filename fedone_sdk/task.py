@@ -244,7 +244,7 @@ class TaskSpec(Frozen):
             Log-probabilities and biases have the order of the labels. Empty for generation (the
             losses ``nll`` and ``score``).
         metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``, ``loss`` (the mean
-            loss), or your own function ``package.module:function``, imported like `score`.
+            loss), or your own function ``package.module:function``.
             Generation has only ``loss``.
         loss: The training loss. ``cross_entropy``, ``brier`` and ``hinge`` (with margin 1) are
             computed from the label words' log-probabilities. ``zero_one`` is 1 for a wrong label;
@@ -445,7 +445,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # A line feed at the end separates the prompt from a text after it; here none follows.
+            # The prompt's last line feed separates it from the text after it; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 

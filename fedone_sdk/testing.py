@@ -100,7 +100,7 @@ class ScriptedBackend(LLMBackend):
     async def score(self, query: Query) -> Answer:
         """Answer from the functions; usage is one request, and one token per input."""
         if query.want not in self.answers:
-            raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want!r}")
+            raise ValueError(f"query kind {query.want!r} is not one of {sorted(self.answers)}")
         self.asked.append(query)
         if self._gate is not None:
             waiting = self._gate(query)

@@ -83,7 +83,7 @@ def losses(
         )
     num_samples = len(candidates.prompts)
     if num_samples < 2:
-        raise ValueError("tell needs at least 2 candidates to compare")
+        raise ValueError("tell needs at least 2 prompts to compare")
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as exc:

@@ -324,7 +324,7 @@ def aggregate(
         raise ValueError("alphas must be finite")
     shares = np.array([1.0] * len(stacked) if weights is None else weights, dtype=np.float64)
     if shares.shape != (len(stacked),):
-        raise ValueError(f"{len(stacked)} alphas need as many weights, not {shares.size}")
+        raise ValueError(f"there must be {len(stacked)} weights, one per alpha, not {shares.size}")
     if not np.isfinite(shares).all() or shares.min() < 0.0 or shares.sum() <= 0.0:
         raise ValueError("weights must be finite, at least 0 and not all 0")
     if len(stacked) == 1:

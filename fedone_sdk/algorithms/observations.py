@@ -123,9 +123,9 @@ class Observations:
         if (np.diff(arrays["batches"]) < 0).any():
             raise ValueError("a memory's mini-batches must be in ascending order")
         if not space.holds(arrays["prompts"]):
-            raise ValueError("the memory's prompts must have candidates of their positions")
+            raise ValueError("a memory must not have prompts with candidates that do not exist")
         if len(np.unique(arrays["prompts"], axis=0)) != size:
-            raise ValueError("the prompts of a memory must differ")
+            raise ValueError("a memory must not have a prompt twice")
         if len(np.unique(arrays["batches"] * size + arrays["rows"])) != evaluations:
             raise ValueError("a mini-batch of a memory must not have two losses of a prompt")
         if arrays["examples"].min(initial=0) < 0:

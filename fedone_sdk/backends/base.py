@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory, which is more than are usually pending."""
+"""Maximum number of tokenised queries in memory; usually, fewer queries are pending."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -216,9 +216,8 @@ class LLMBackend(ABC):
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         if query.want not in self.answers:
-            raise BackendError(
-                f"this model answers {', '.join(sorted(self.answers))}, not {query.want!r}"
-            )
+            kinds = " or ".join(sorted(self.answers))
+            raise BackendError(f"this model answers queries of kind {kinds}, not {query.want!r}")
         if query.want in ("labels", "choice", "counts") and not query.label_words:
             raise ValueError("a query needs label words")
         if query.want == "reference" and len(query.references) != len(query.inputs):
@@ -240,7 +239,7 @@ class LLMBackend(ABC):
         """Return for each input a JSON value that identifies the shortened input in a cache.
 
         The value may be the shortened text or its token ids. It is None if the input is not
-        shortened, or if the fingerprint determines how inputs are shortened.
+        shortened, or if all backends with the same fingerprint shorten it to the same text.
         """
         return (None,) * len(query.inputs)
 

@@ -174,7 +174,7 @@ def spelling(text: str) -> str:
 
 
 def token_spellings(token: str) -> set[str]:
-    """Return each value of `spelling` that a label word equal to this token can have."""
+    """Return the spellings of label words that this token matches: its own, and in lower case."""
     return {spelling(token), spelling(token).casefold()}
 
 
@@ -208,7 +208,7 @@ def label_log_probs(
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    # The remaining probability, plus the rounding error: the excess over 1, at least `_ROUNDING`.
+    # A hidden token has at most the remaining probability plus the rounding error of the sum.
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
@@ -291,7 +291,7 @@ async def sampled(
 
 
 def requests_of(samples: int, at_once: int) -> Iterator[int]:
-    """Yield the maximum number of answers of each request for one input."""
+    """Yield, for each request about one input, the maximum number of its answers."""
     for part in (min(FIRST, samples), samples - min(FIRST, samples)):
         for start in range(0, part, at_once):
             yield min(at_once, part - start)

@@ -214,12 +214,12 @@ class LabelWatch:
         named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
         named += ", ..." if (split or words)[_MAX_NAMED:] else ""
         answers = f"of the first {count.answers} answers of model {self._model!r}"
-        advice = "ask for one of these words and nothing else at the end of the template"
+        advice = "end the template with a request for one of these words and nothing else"
         if split:
             problem = (
                 f"most {answers} show only the beginning of the label word {named}, which has "
-                "several tokens: choose words of one token, such as ' A' and ' B' (a slot with "
-                f"candidates: codes explains them), or {SAMPLES_ADVICE}"
+                "several tokens: choose words of one token, such as ' A' and ' B' (the slot "
+                f"{{name: codes, candidates: codes}} explains them), or {SAMPLES_ADVICE}"
             )
         elif self._written:
             problem = (

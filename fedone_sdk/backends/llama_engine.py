@@ -53,7 +53,7 @@ class LlamaEngine:
     the engine's HTTP server, which listens on loopback with a random key.
 
     Sequences are computed one at a time. Each reuses the prefix that it shares with the previous
-    sequence of the same call, so that results do not depend on earlier calls.
+    sequence of the same call. Nothing is reused between calls, so they do not affect each other.
 
     Args:
         context_length: Maximum tokens of a sequence.
@@ -264,7 +264,7 @@ class GgufEncoder(CausalEncoder):
         self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return a text's special tokens: their names, as plain text, are tokenised differently."""
+        """Return the special tokens in a text; as plain text, their names have other tokens."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()

@@ -28,7 +28,7 @@ _GROUP = 8
 class _Plan(NamedTuple):
     clozes: list[Cloze]
     labels: list[int]  # The token id of each label word.
-    worst: Usage  # The upper bound, which is exact.
+    worst: Usage  # Upper bound, equal to the actual usage.
 
 
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):

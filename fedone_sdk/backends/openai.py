@@ -29,7 +29,7 @@ _MAX_BYTES = 4 * 1024 * 1024  # An answer to one input, or the list of models, i
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # Bound on the start tokens of a prompt.
 _WEIGHTS = ("n_params", "size", "ftype")
-_ADVICE = "use codes, such as ' A', and explain them in a slot with candidates: codes"
+_ADVICE = "use codes, such as ' A', and add the slot {name: codes, candidates: codes}"
 
 
 class _Prepared(NamedTuple):
@@ -47,8 +47,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
     log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
     and a leading space. A token that is only the start of the word does not count. A label without
-    a shown token gets an upper bound: the lower of the least shown probability, and 1 minus the sum
-    of the shown probabilities. `Answer.censored` counts these labels.
+    a shown token gets an upper bound: its probability is at most the lowest shown one, and at most
+    1 minus the sum of the shown ones. `Answer.censored` counts these labels.
 
     The format of requests is changed after a server's refusal (`RequestForm`).
 
@@ -142,8 +142,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer to the input is None if the provider filtered it, the model refused, or it is
-        empty. If several answers are sampled, such answers are not counted.
+        An answer is None if it is empty, a refusal, or filtered by the provider. If several answers
+        are sampled, such answers are not counted.
 
         Raises:
             LabelsNotShown: Most of the first answers showed none of the label words.
@@ -259,8 +259,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendError("the task is a chat, which needs api: chat, not api: completions")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._list_error or BackendError(
-                "this server is not known to continue an answer that the task begins: remove "
-                "task.chat.assistant, or use llama.cpp's server or vLLM",
+                "the task begins the answer, and only llama.cpp's server and vLLM are known to "
+                "continue it: remove task.chat.assistant, or use one of these servers",
                 url=self._server.url,
             )
 

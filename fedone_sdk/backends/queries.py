@@ -34,7 +34,7 @@ _MAX_STARTS = 8
 """Number of queries that start in one event loop iteration; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # The first supported kind is used. A model that writes a label word writes the likeliest one.
+    # The first supported kind is used. `choice` is enough: the written label is the likeliest one.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
@@ -51,7 +51,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     wanted = _WANTED.get(task.loss, ("labels",))
     if supported := [want for want in wanted if want in answers]:
         return supported[0]
-    hint = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
+    hint = ": use kind transformers or vllm" if wanted == ("reference",) else ""
     if wanted == ("labels",) and "choice" in answers:
         hint = ": set loss: zero_one, or estimate them by log_probs: {samples: 8}"
     raise errors.SpecError(
@@ -75,8 +75,8 @@ def query_for(
     schema = task.answer_schema
     if schema is not None and not backend.takes_schema:
         raise errors.SpecError(
-            "task.score.json_fields.schema: this backend cannot enforce a JSON schema; kinds "
-            "llama_cpp, vllm and openai with api chat can"
+            "task.score.json_fields.schema: this backend cannot enforce a JSON schema: use kind "
+            "llama_cpp or vllm, or kind openai with api: chat"
         )
     return Query(
         inputs=tuple(tasks.render(task, prompt, text) for text in texts),
@@ -126,7 +126,7 @@ def _cut_at_stop(query: Query, text: str) -> str:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check an answer of a backend, which may be user code, for the values that its query needs."""
+    """Check that an answer has the values that its query needs; the backend may be user code."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")

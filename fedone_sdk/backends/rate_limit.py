@@ -16,7 +16,7 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """The requests or tokens of one sent request; `total` includes all requests before it."""
+    """What a sent request adds to a meter (1, or its tokens), and the meter's new total."""
 
     at: float
     amount: int
@@ -196,5 +196,5 @@ class RateLimiter:
 
     def _end(self) -> None:
         self._under_way -= 1
-        # Deferred, because the caller of a failed request may call `refuse_waiting` first.
+        # Deferred: after a failure the caller may call `refuse_waiting` before the next one starts.
         self._pump_soon()

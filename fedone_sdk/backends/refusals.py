@@ -22,7 +22,7 @@ _IN_A_ROW = 3
 """Refusals in a row after which the neutral input (see `Refusals`) is sent; doubled each time."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row that block a form. The key is whether an input of the form was answered."""
+"""Refusals in a row that block a form: more (True) if an input of the form was ever answered."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"

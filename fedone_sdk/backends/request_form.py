@@ -150,14 +150,14 @@ class RequestForm:
             code = reply.error_field("code")
             if self._num_top == _TOP and not any(word in f"{code} {text}" for word in _NEVER):
                 self._num_top = _SMALL_TOP
-                raise self._changed(f"it shows at most {_SMALL_TOP} tokens")
+                raise self._changed(f"at most {_SMALL_TOP} tokens with log-probabilities")
             raise self.no_log_probs()
-        # Some servers name max_tokens in refusals of an input that is too long.
+        # If an input is too long, some servers name max_tokens; another name does not help then.
         other = _OTHER_NAME[self._max_tokens_name]
         renamed = (other in text or _UNKNOWN.search(text)) and "context" not in text
         if names(self._max_tokens_name) and renamed and self._once("max_tokens"):
             self._max_tokens_name = other
-            raise self._changed(f"it expects {other}")
+            raise self._changed(f"{other} in place of {_OTHER_NAME[other]}")
         if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
             self.limit_answers(max(min(samples, self.at_once) // 2, 1))
             raise self._changed(f"at most {self.at_once} answers per request")
@@ -180,7 +180,7 @@ class RequestForm:
         """Set the maximum number of answers per request."""
         self.at_once = at_once
         url = self._server.url
-        _log.warning("several samples need several requests", url=url, answers_per_request=at_once)
+        _log.warning("each input needs several requests", url=url, answers_per_request=at_once)
 
     def no_log_probs(self, *, sometimes: bool = False) -> BackendUnavailable | BackendBlocked:
         """Return the error for an answer without log-probabilities."""
@@ -214,6 +214,6 @@ class RequestForm:
         url = self._server.url
         _log.warning("requests are adapted to the model's server", url=url, change=change)
         return FormChanged(
-            f"the server does not accept this request format ({change}); the next attempt differs",
+            f"the server refused the format of a request; the next attempt is changed: {change}",
             usage=ONE_REQUEST,
         )

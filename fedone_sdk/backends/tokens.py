@@ -154,7 +154,7 @@ class TokenCounter(ABC):
         return len(self.spans(text))
 
     def min_tokens(self, count: int) -> int:
-        """Return the least number of model tokens in a text for which this counter has `count`."""
+        """Return the least number of the model's tokens if this counter finds `count` in a text."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
     def token_texts(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Backend for vLLM servers: causal models, and RoBERTa behind the SDK's plugin."""
+"""Backend for vLLM servers: causal models, and RoBERTa with the SDK's plugin."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServedModel:
     probe: list[int]  # The tokens of `_PROBE`, without special tokens.
 
     def __str__(self) -> str:
-        return f"{self.root} on vLLM {self.version} with {self.max_length} tokens"
+        return f"{self.root} (vLLM {self.version}, maximum length {self.max_length})"
 
 
 class VllmBackend(ServerBackend[_Request]):
@@ -341,8 +341,8 @@ class VllmBackend(ServerBackend[_Request]):
         if reply.is_error and reply.status not in (400, 422, 501):
             raise self._server.error_of(reply)
         raise self._server.blocked(
-            f"the model {self._model!r} neither generates, nor runs behind the SDK's plugin: start "
-            "vLLM with --io-processor-plugin fedone_roberta"
+            f"the model {self._model!r} generates no text, and the server does not run the SDK's "
+            "plugin: start vLLM with --io-processor-plugin fedone_roberta"
         )
 
     async def _make_encoder(self, served: ServedModel) -> CausalEncoder | ClozeEncoder:

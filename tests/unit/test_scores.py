@@ -235,7 +235,7 @@ def test_a_run_names_a_ready_score_and_its_column() -> None:
 
 def test_a_backend_without_schemas_is_refused_before_any_query() -> None:
     task = task_of({"json_fields": {"schema": SCHEMA}})
-    with pytest.raises(SpecError, match="cannot enforce a JSON schema; kinds llama_cpp, vllm"):
+    with pytest.raises(SpecError, match="cannot enforce a JSON schema: use kind llama_cpp"):
         query_for(task, "", [{"text": "a"}], backend=ScriptedBackend(write=lambda *_: ""))
 
 

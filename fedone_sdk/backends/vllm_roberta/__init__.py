@@ -13,7 +13,7 @@ _ARCHITECTURE = "RobertaForMaskedLM"
 
 
 def register() -> None:
-    """Register RoBERTa with its head (``vllm.general_plugins``, in every process)."""
+    """Register RoBERTa with its head; called in each process of vLLM (``vllm.general_plugins``)."""
     from vllm import ModelRegistry
 
     # vLLM imports "module:Class" only to serve a model of this architecture. An import here would
