@@ -46,7 +46,7 @@ class Evaluation(calls.Companion):
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        is_leader: Returns whether this replica is the leader. Only the leader uses the whole split.
+        is_leader: Whether this replica is the leader; only a leader measures before and after runs.
     """
 
     def __init__(

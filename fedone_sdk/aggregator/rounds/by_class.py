@@ -17,7 +17,7 @@ _ROUNDING = 1e-5
 """Tolerance for float32 and for another order of summation. For losses above 1 it is relative."""
 
 _MAX_STDS = 3.0
-"""Probabilities with noise are clipped to [0, 1], widened by this many standard deviations."""
+"""Probabilities with noise are clipped at this many standard deviations below 0 and above 1."""
 
 
 class ByClass(NamedTuple):
@@ -40,7 +40,7 @@ class ByClass(NamedTuple):
 
         Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
         the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). Noise can
-        break these bounds. With noise, only the mean losses are compared, and the traces must be 1.
+        break these bounds. With noise, the traces must be 1, and the mean losses must fit `losses`.
 
         Args:
             losses: The mean loss of each prompt, from the same update.
