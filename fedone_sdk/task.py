@@ -244,7 +244,7 @@ class TaskSpec(Frozen):
             Log-probabilities and biases have the order of the labels. Empty for generation (the
             losses ``nll`` and ``score``).
         metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``, ``loss`` (the mean
-            loss), or your own function ``package.module:function``, imported like `score`.
+            loss), or your own function ``package.module:function``.
             Generation has only ``loss``.
         loss: The training loss. ``cross_entropy``, ``brier`` and ``hinge`` (with margin 1) are
             computed from the label words' log-probabilities. ``zero_one`` is 1 for a wrong label;

@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        The cache is filled at once: requests of other clients count for the limit of their address.
+        The cache is filled at once, because the rate limits of addresses count uncached clients.
         """
         self._generation += 1
         self._records.clear()

@@ -106,10 +106,10 @@ class EnrolmentToken(_Secret):
     """A configured token that devices enrol with.
 
     Attributes:
-        name: Name in logs and lists; by default a number.
+        name: Name of the token in logs and lists; by default a number.
         runs: Names of the runs that its clients may access (``*`` is any text); null allows all.
-        expires: Date and time with UTC offset.
-        uses: Maximal number of clients that can enrol with it.
+        expires: Date and time with UTC offset, after which no client can enrol with the token.
+        uses: Maximal number of clients that can enrol with the token.
     """
 
     name: TokenName | None = None
@@ -178,7 +178,7 @@ def _list_of(kind: str) -> BeforeValidator:
 class Authority(Spec):
     """Section ``auth``: who may enrol devices, and who may control runs, in which role.
 
-    A token is text, or ``{env: NAME}`` to read it from the environment.
+    A token is a text, or ``{env: NAME}`` to read it from the environment variable NAME.
 
     Attributes:
         admin_token: Token of a user in role admin.

@@ -60,7 +60,7 @@ class Metrics:
         )
         self._claims = histogram(
             "fedone_claim_wait_seconds",
-            "How long a claim waited, by outcome: assigned, turned_away, or the code of a problem",
+            "How long a claim waited, by outcome: assigned, turned_away (204), or a problem code",
             ("outcome",),
             buckets=_WAIT_S,
         )
@@ -71,7 +71,7 @@ class Metrics:
         )
         self._updates = counter(
             "fedone_updates",
-            "Updates, by outcome: accepted, or the code of a problem",
+            "Updates, by outcome: accepted, or a problem code",
             ("outcome",),
         )
         self._commits = histogram(
@@ -222,11 +222,11 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
     ("run_spent", CounterMetricFamily, "Usage; unit queries counts only training", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
-    ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),
+    ("run_label_values", CounterMetricFamily, "Label log-probabilities from the model", ()),
     (
         "run_label_values_censored",
         CounterMetricFamily,
-        "Scored label log-probabilities that are only upper bounds",
+        "Label log-probabilities from the model that are only upper bounds",
         (),
     ),
     ("run_cache_hits", CounterMetricFamily, "Inputs answered from a cache", ()),

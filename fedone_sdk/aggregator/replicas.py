@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 _POLL_S = 1.0
 """Interval at which a replica checks the leader lock and the other replicas, seconds."""
 _MAX_SIGNALS = 10_000
-"""Maximal number of queued signals; for more signals, a full reload is cheaper."""
+"""Maximal number of queued signals; if there are more, they are replaced by a full reload."""
 _DAY_S = 86_400.0
 _CLIENTS_AT_ONCE = 500
 _SWEEP_INTERVAL_S = 3600.0
@@ -39,15 +39,15 @@ Days = Annotated[float, Field(gt=0, le=36_500)]
 
 
 class Retention(Spec):
-    """Days after which data is removed. Null, the default, keeps data for ever.
+    """Numbers of days until data is removed. Null, the default, keeps data for ever.
 
     Attributes:
-        ended_runs_days: After its end, a run is removed with all its data; its name stays reserved.
-        logs_days: After the end of a run that cannot be resumed, its log is removed; the result and
-            the prompt stay.
-        closed_work_days: After a run's end, the stored responses to its updates are removed; if a
-            device sends an update again, it then gets 404.
-        idle_clients_days: After its last request, a client is removed; its index and id stay.
+        ended_runs_days: From a run's end to the removal of all its data; its name stays reserved.
+        logs_days: From the end of a run that cannot be resumed to the removal of its log; its
+            result and prompt stay.
+        closed_work_days: From a run's end to the removal of the stored responses to its updates. An
+            update that is sent again later gets 404.
+        idle_clients_days: From a client's last request to its removal; its index and id stay.
     """
 
     ended_runs_days: Days | None = None
@@ -58,10 +58,10 @@ class Retention(Spec):
 
 @dataclass(kw_only=True, eq=False)
 class Replicas:
-    """This replica's part in an aggregator of several replicas on one store.
+    """The tasks of this replica in an aggregator of one or more replicas on one store.
 
     Every replica follows the commits of the others. One replica, the leader, holds the store's
-    leader lock. The leader applies deadlines, charges the pending calls of replicas that have
+    leader lock. The leader applies deadlines, charges the pending model calls of replicas that have
     exited, and removes data whose retention period is over.
 
     Args:

@@ -185,7 +185,7 @@ class Service:
 
     @property
     def trouble(self) -> str | None:
-        """Why the gateway's model is unavailable; None if it is available or not configured."""
+        """Why the gateway's model is unavailable; None if it is available, or there is no model."""
         return None if self._backend is None else self._backend.trouble
 
     # Runs
@@ -200,9 +200,9 @@ class Service:
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
     ) -> ServedRun:
-        """Add a run, or continue the stored run of this name; see `Aggregator.add_run`.
+        """Add a run, or continue the stored run of the same name; see `Aggregator.add_run`.
 
-        If the spec's caps are higher, the stored run's caps are raised.
+        If the caps in `spec` are higher than the stored run's caps, these are raised.
         """
         check_examples(spec.task, dev, "dev")
         if vocabulary is None:
@@ -281,7 +281,7 @@ class Service:
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
-        """Wait until a run has ended, its calls are answered, and its final prompt is evaluated."""
+        """Wait for a run's end, the answers to its model calls, and its final evaluation."""
         await run.ended.wait()
         if self._gateway is not None:
             await self._gateway.wait_idle(run)  # The answers are paid for, and are cached.
@@ -289,7 +289,7 @@ class Service:
             await companion.wait_idle()  # The cost of the evaluation is part of the result.
 
     async def query_model(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
-        """Query the model outside training; the queries count as the run's evaluation."""
+        """Query the model outside training; the queries count as evaluation of the run."""
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
         answers = await calls.query_as_evaluation(run, self._backend, queries)
@@ -426,7 +426,7 @@ class Service:
         Raises:
             ProblemError: ``run_conflict`` if there is no snapshot, or the run has ended for good.
         """
-        # For round 0; for a later round the run takes the method's state from a snapshot.
+        # For round 0; for a later round, `run.apply` takes the method's state from a snapshot.
         initial = run.base.initial_state().method
         await run.apply(lifecycle.roll_back, method=initial, to_round=to_round, reason=reason)
 

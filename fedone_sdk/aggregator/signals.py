@@ -1,8 +1,8 @@
-"""Signals between the replicas of an aggregator. If a signal is lost, replicas are only slower.
+"""Signals between the replicas of an aggregator. A lost signal only delays the other replicas.
 
 Signals about waiting clients are sent in the transaction that stores the change, so that all
 replicas draw from the same clients. The signal of a run's commit is sent after the transaction. If
-it is lost, the other replicas notice the run's newer version later.
+this signal is lost, the other replicas notice the run's newer version later.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ClientChanged(_Signal):
 
 
 class PoolLoad(_Signal):
-    """A replica's load: number of clients it turned away, and finished assignments per second."""
+    """A replica's load: clients that it told to retry later; finished assignments per second."""
 
     kind: Literal["load"] = "load"
     replica: str

@@ -177,7 +177,7 @@ class Tracing:
         }
         if query.payer is not None:
             known["fedone.run_id"] = query.payer.name
-        number = get_contextvars().get("round")  # Bound while a device's request is answered.
+        number = get_contextvars().get("round")  # Set while a device's request is answered.
         if number is not None:
             known["fedone.round"] = number
         with self._span("model request", known):

@@ -39,8 +39,8 @@ Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
 class AnswerCache:
     """Stores the answer to each input by its key; equal inputs that are pending share one call.
 
-    Inputs are equal if their texts (as shortened) and the query's scope, kind and label words are
-    equal. A stored or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
+    Inputs are equal if the model, their texts (as shortened) and the other fields of their queries
+    are equal. A stored or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
     inputs are shared, but not stored. One instance serves one event loop at a time.
 
     With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, even

@@ -208,7 +208,7 @@ def label_log_probs(
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    # At most the remaining probability plus the rounding error (the excess over 1 or `_ROUNDING`).
+    # A hidden token has at most the remaining probability plus the rounding error of the sum.
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:

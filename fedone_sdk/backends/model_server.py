@@ -425,7 +425,7 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
         error = {"message": str(error or f"finish_reason: {failures[0]}")}
     code = str(error.get("code"))
     status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if failures else 400
-    # At most 500, because 502 and 504 would mean that the server may not have answered.
+    # At most 500, because 502 and 504 would count as a proxy's answer, with unknown cost.
     return Reply(min(status, 500), {"error": error}, headers)
 
 

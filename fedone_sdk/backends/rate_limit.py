@@ -196,5 +196,5 @@ class RateLimiter:
 
     def _end(self) -> None:
         self._under_way -= 1
-        # Deferred, because the caller of a failed request may call `refuse_waiting` first.
+        # Deferred: after a failure the caller may call `refuse_waiting` before the next one starts.
         self._pump_soon()

@@ -107,7 +107,7 @@ class Retries:
             raise  # `want` stays untried, so that the next format is tried alone too.
         except BackendUnavailable as exc:
             if openings != self._openings:
-                raise  # The request was sent before the breaker opened.
+                raise  # Sent before the breaker opened, so it is not counted.
             self._tried.add(want)
             self._failures += 1
             if self._failures < self._spec.breaker_failures:

@@ -20,7 +20,7 @@ _TRIES = 50
 """Maximum number of draws until a block differs from the others."""
 
 LONG_SHOT = 300
-"""Examples (shots) with more characters are used only if a class has too few shorter ones."""
+"""Examples (shots) with more characters are used only if a class has too few shorter examples."""
 
 _TEXTS = ""
 """Key of the single pool if examples have reference texts in place of labels."""

@@ -27,7 +27,7 @@ def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
     beginning, and after an opening quote or bracket the word loses its leading white space.
 
     ``{NAME}`` becomes the text of slot NAME. In that text, placeholders of label words are
-    replaced, but those of slots are not. A slot's placeholder in its own text is not replaced.
+    replaced, but placeholders of slots are not. A slot's own placeholder in its text stays.
 
     Args:
         texts: The chosen candidate of each slot, by name, without the slot ``labels``.
@@ -60,7 +60,7 @@ def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -
 
 
 def _word(word: str, before: str) -> str:
-    if before and before[-1] in _QUOTES:  # It is an opening quote if no text precedes it.
+    if before and before[-1] in _QUOTES:  # The quote is opening if no text precedes it.
         before = before[:-1]
     return word.lstrip() if not before or before[-1].isspace() or before[-1] in _OPENING else word
 

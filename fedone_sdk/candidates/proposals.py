@@ -149,7 +149,7 @@ def read_proposals(
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
             or set("{}") & set(placeholders.sub("", core))
-            # Any candidate may stand before and after this candidate.
+            # In a prompt, any candidate may be directly before or after this one.
             or any(special_token(f"{text}{candidate}{text}") for text in (candidate, *known, *new))
         ):
             continue

@@ -123,6 +123,7 @@ class DeviceState:
         self._fails = False
         self._entries: dict[Key, str] = {}
         self._missing: dict[Key, str | None] = {}
+        self._in_file: set[Key] = set()
         if self.file is None:
             return
         folder = self.file.parent
@@ -149,6 +150,7 @@ class DeviceState:
             self._warn("device state cannot be read", exc)
         else:
             self._entries = {(owner, *key): value for owner, *key, value in rows}
+            self._in_file = set(self._entries)
             self._set(self._missing)
 
     def _lock(self, file: Path) -> None:
@@ -218,15 +220,14 @@ class DeviceState:
         """
         changes = {**self._missing, **self._evicted(entries), **entries}
         is_stored = self._store(changes, counted, erases)
+        if is_stored:
+            self._in_file.difference_update(changes)
+            self._in_file.update(key for key, value in changes.items() if value is not None)
         if is_stored or not durable:
-            kept = [key for key, value in changes.items() if value or self._is_in_file(key)]
+            kept = [key for key, value in changes.items() if value or key in self._in_file]
             self._missing = {} if is_stored else {key: changes[key] for key in kept}
             self._set(changes)
         return is_stored
-
-    def _is_in_file(self, key: Key) -> bool:
-        """Return whether the file may still have an entry; it lacks the changes in `_missing`."""
-        return self._missing[key] is None if key in self._missing else key in self._entries
 
     def clear(self) -> None:
         """Delete all entries of the server."""

@@ -44,7 +44,7 @@ def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     Labels are short texts or numbers. A column has 2 to 64 different labels, with at least two rows
-    per label on average. Up to half of the rows may lack a label. Words come before codes.
+    per label on average. Up to half of the rows may lack a label. Words are likelier than codes.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {

@@ -183,7 +183,7 @@ class _Deck:
             if not self._unused:
                 self.reused = True
                 shuffled, client_rows = self._generator.shuffle(self._rows), set(drawn)
-                # The client's rows are drawn last, so that the client does not get them twice.
+                # Rows that the client already has are drawn last, to avoid duplicates.
                 self._unused = sorted(shuffled, key=lambda row: row not in client_rows)
             drawn.append(self._unused.pop())
         return drawn

@@ -34,10 +34,10 @@ def load_examples(
     """Read labelled rows.
 
     The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252. The
-    delimiter is a comma, semicolon, tab or vertical bar. Cells are read in three ways: with quotes
-    as in RFC 4180, with escaped quotes, and without quotes. The first way is used that gives every
-    record as many cells as the header has. Without a header, columns are called ``column1`` ...
-    Empty cells after the last named column are dropped.
+    delimiter is a comma, semicolon, tab or vertical bar. Three formats of cells are tried in this
+    order: quotes as in RFC 4180, escaped quotes, and no quotes. A format fits if every record has
+    as many cells as the header. Without a header, columns are called ``column1`` ... Empty cells
+    after the last named column are dropped.
 
     Args:
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or

@@ -104,7 +104,7 @@ def text_problem(value: object, max_chars: int | None = None) -> str | None:
         return f"has more than {max_chars} characters"
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON can contain half of a pair; no tokenizer accepts it.
+    except UnicodeEncodeError:  # JSON can contain half of a surrogate pair.
         return "has half of a surrogate pair; it must be valid Unicode text"
     return None
 

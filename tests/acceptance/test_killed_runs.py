@@ -35,8 +35,8 @@ async def test_a_killed_run_ends_as_one_that_was_not(flags: str) -> None:
     figures = await killed_runs.play(plan, keep=False)
     assert figures.violations == []
     assert figures.kills == 2
-    assert (figures.same_alpha, figures.compared) == (1, 1)
-    assert figures.recorded > 0
+    assert (figures.runs_with_the_same_alpha, figures.runs_compared) == (1, 1)
+    assert figures.answers_in_the_caches > 0
 
 
 @pytest.mark.parametrize("exchange", ["alpha", "losses"])
@@ -51,9 +51,9 @@ async def test_a_stopped_run_loses_no_answer_and_ends_the_same(exchange: str) ->
     figures = await killed_runs.play(plan, keep=False)
     assert figures.violations == []
     assert figures.signals == {"SIGTERM": 1, "SIGINT": 2}
-    assert figures.stops >= 2
-    assert figures.stops_lost == 0
-    assert (figures.same_alpha, figures.compared) == (1, 1)
+    assert figures.kills_by_a_single_signal >= 2
+    assert figures.answers_lost_by_these_kills == 0
+    assert (figures.runs_with_the_same_alpha, figures.runs_compared) == (1, 1)
 
 
 @pytest.mark.parametrize("cap", [Budget(requests=40), Budget(usd="0.02")], ids=["requests", "usd"])
@@ -63,8 +63,8 @@ async def test_the_cap_holds_under_kills_and_errors(cap: Budget) -> None:
     assert figures.violations == []
     assert figures.kills > 0
     # It ends at its cap, and not for want of work.
-    assert figures.ends == {"budget_exhausted": 1}
-    assert figures.requests > 4
+    assert figures.final_status == {"budget_exhausted": 1}
+    assert figures.requests_received > 4
 
 
 async def ask_until_refused(backend: LLMBackend, name: str) -> int:

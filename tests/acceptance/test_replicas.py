@@ -45,8 +45,8 @@ async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
     )
     assert figures.violations == []
     assert figures.kills >= 1
-    assert (figures.same, figures.lost) == (1, 0)
-    assert figures.receipts >= SCENARIO.rounds * SCENARIO.clients_per_round
+    assert (figures.runs_as_without_kills, figures.acknowledged_updates_lost) == (1, 0)
+    assert figures.updates_acknowledged >= SCENARIO.rounds * SCENARIO.clients_per_round
 
 
 async def test_deadlines_fire_when_the_leader_has_died(postgres: Cluster, tmp_path: Path) -> None:

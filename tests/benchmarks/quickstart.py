@@ -58,9 +58,9 @@ def main() -> None:
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     print(
-        "| seed | no prompt | with bias | untrained | tuned | queries | billed | wall s | prompt |"
+        "| seed | no prompt | no prompt, with its label bias | untrained prompt | tuned prompt "
+        "| queries | billed | wall s | prompt |\n|---|---|---|---|---|---|---|---|---|"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
     name = "quickstart-mini.yaml" if args.model == "mini" else "quickstart.yaml"
     path = assets.path(name)
     spec = RunSpec.load(path)
@@ -70,9 +70,9 @@ def main() -> None:
     before = np.stack([one.after - one.before for one in scored])
     none = np.stack([one.after - one.no_prompt for one in scored])
     fair = np.stack([one.after - one.biased for one in scored])
-    print(f"\ntuned - untrained: {interval(before)}")
-    print(f"tuned - no prompt: {interval(none)}")
-    print(f"tuned - no prompt with its bias: {interval(fair)}")
+    print(f"\ntuned prompt - untrained prompt: {interval(before)}")
+    print(f"tuned prompt - no prompt: {interval(none)}")
+    print(f"tuned prompt - no prompt, with its label bias: {interval(fair)}")
 
 
 def with_words(spec: RunSpec) -> RunSpec:

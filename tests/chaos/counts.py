@@ -37,7 +37,7 @@ class Counts:
         for name, value in vars(self).items():
             if isinstance(value, Counter):
                 value = ", ".join(f"{each} {count}" for each, count in sorted(value.items()))
-            rows.setdefault(name, value)
+            rows.setdefault(name.replace("_", " "), value)
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {rows[name]} |" for name in rows)])
 
     async def add_all(self, play: Callable[[], Awaitable[Self | None]], jobs: int = 1) -> Self:

@@ -197,26 +197,26 @@ class Figures(Counts):
     """What was found, over any number of runs."""
 
     signals: Counter[str] = field(default_factory=Counter)
-    stops: int = 0
-    stops_lost: int = 0
+    kills_by_a_single_signal: int = 0
+    answers_lost_by_these_kills: int = 0
     kills_during_requests: int = 0
     kills_before_requests: int = 0
-    requests: int = 0
+    requests_received: int = 0
     failed_requests: int = 0
-    beyond_cap: int = 0
-    uncharged: int = 0
-    recorded: int = 0
-    recorded_lost: int = 0
-    paid_twice: int = 0
-    rounds_lost: int = 0
-    lost: int = 0
-    most_lost: int = 0
-    above_concurrency: int = 0
-    never_sent: int = 0
-    compared: int = 0
-    same_alpha: int = 0
-    ends: Counter[str] = field(default_factory=Counter)
-    capped: Counter[str] = field(default_factory=Counter)
+    requests_beyond_the_cap: int = 0
+    requests_sent_and_not_charged: int = 0
+    answers_in_the_caches: int = 0
+    stored_answers_lost: int = 0
+    stored_answers_paid_twice: int = 0
+    finished_rounds_lost: int = 0
+    unstored_answers_lost: int = 0
+    most_answers_lost_by_a_kill: int = 0
+    kills_that_lost_more_than_concurrency: int = 0
+    requests_charged_but_not_sent: int = 0
+    runs_compared: int = 0
+    runs_with_the_same_alpha: int = 0
+    final_status: Counter[str] = field(default_factory=Counter)
+    caps: Counter[str] = field(default_factory=Counter)
 
 
 class KilledRun:
@@ -224,7 +224,7 @@ class KilledRun:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        self.figures = Figures(runs=1, capped=Counter(_units(plan.cap)))
+        self.figures = Figures(runs=1, caps=Counter(_units(plan.cap)))
         self.result: RunResult | None = None
         self._gently = False
         self._aborted = False
@@ -257,9 +257,9 @@ class KilledRun:
             await self._check_end()
         figures = self.figures
         figures.killed_runs = int(figures.kills > 0)
-        figures.requests = len(self._provider.received)
+        figures.requests_received = len(self._provider.received)
         figures.failed_requests = sum(not _is_good(each) for each in self._provider.received)
-        figures.beyond_cap = len(self._provider.overshoot)
+        figures.requests_beyond_the_cap = len(self._provider.overshoot)
         self._violated(*self._provider.overshoot)
         return figures
 
@@ -335,7 +335,7 @@ class KilledRun:
         self._check_charged(state, total)
         # Rounds that were told are kept.
         if log[: len(self._log)] != self._log:
-            figures.rounds_lost += 1
+            figures.finished_rounds_lost += 1
             self._violated("finished rounds are gone")
         self._log = log
         self._check_cache()
@@ -347,16 +347,16 @@ class KilledRun:
             for each in received
             if text_of(each) in texts and self._provider.values(each) not in known
         }
-        figures.lost += len(lost)
-        figures.most_lost = max(figures.most_lost, len(lost))
+        figures.unstored_answers_lost += len(lost)
+        figures.most_answers_lost_by_a_kill = max(figures.most_answers_lost_by_a_kill, len(lost))
         figures.kills_during_requests += bool(lost)
         # A request's turn is over when its answer is there, and its call when that is on the disk:
         # so these may be more than the concurrency, but not more than the store knows of.
-        figures.above_concurrency += len(lost) > self.plan.concurrency
+        figures.kills_that_lost_more_than_concurrency += len(lost) > self.plan.concurrency
         under_way = 0 if state is None else _under_way(state)
         if self._gently:
-            figures.stops += 1
-            figures.stops_lost += len(lost)
+            figures.kills_by_a_single_signal += 1
+            figures.answers_lost_by_these_kills += len(lost)
             # The process waits for what it has asked: nothing stays open, and nothing is lost.
             if lost or under_way:
                 self._violated(f"a stop lost {len(lost)} answers, {under_way} were under way")
@@ -375,7 +375,7 @@ class KilledRun:
         state, log = await self._stored()
         self._check_charged(state, total)
         if log[: len(self._log)] != self._log:
-            figures.rounds_lost += 1
+            figures.finished_rounds_lost += 1
             self._violated("finished rounds are gone")
         self._check_cache()
         err = (self.folder / "err").read_text()
@@ -386,7 +386,7 @@ class KilledRun:
             return
         result = RunResult.model_validate_json((self.folder / "result.json").read_bytes())
         self.result = result
-        figures.ends[result.status] += 1
+        figures.final_status[result.status] += 1
         # Kills may leave too little under the cap for a single round, which is no success.
         expected = int(result.status == "budget_exhausted" and not result.rounds)
         if self._code != expected:
@@ -399,10 +399,10 @@ class KilledRun:
             self._violated("the history has gaps")
         for unit, cap, amount in plan.cap.pairs(result.spent):
             if amount > cap:
-                figures.beyond_cap += 1
+                figures.requests_beyond_the_cap += 1
                 self._violated(f"charged {amount} {unit} of {cap}")
         never_sent = result.spent.requests - total.requests
-        figures.never_sent += never_sent
+        figures.requests_charged_but_not_sent += never_sent
         if not 0 <= never_sent <= self._set_aside:
             self._violated(f"{never_sent} charged and never sent, {self._set_aside} were under way")
 
@@ -410,7 +410,7 @@ class KilledRun:
         held = NOTHING if state is None else state.account.held
         uncharged = total.beyond(held)
         if uncharged != NOTHING:
-            self.figures.uncharged += 1
+            self.figures.requests_sent_and_not_charged += 1
             self._violated(f"sent but not charged: {uncharged.exact()}")
 
     def _check_cache(self) -> None:
@@ -419,7 +419,7 @@ class KilledRun:
         figures, received = self.figures, self._provider.received
         lost = [key for key, row in self._recorded.items() if recorded.get(key) != row]
         if lost:
-            figures.recorded_lost += len(lost)
+            figures.stored_answers_lost += len(lost)
             self._violated(f"{len(lost)} recorded answers lost")
         known = set(self._recorded.values())
         answered: set[str] = set()
@@ -430,9 +430,9 @@ class KilledRun:
             if _is_good(each):
                 answered.add(text_of(each))
         if again:
-            figures.paid_twice += len(again)
+            figures.stored_answers_paid_twice += len(again)
             self._violated(f"requests {again} ask what was known")
-        figures.recorded += len(recorded) - len(self._recorded)
+        figures.answers_in_the_caches += len(recorded) - len(self._recorded)
         self._recorded = recorded
 
     async def _stored(self) -> tuple[RunState | None, list[str]]:
@@ -499,9 +499,9 @@ async def play(plan: Plan, *, keep: bool = True) -> Figures:
         other = await whole.play()
         figures.violations += other.violations
         if whole.result is not None:
-            figures.compared += 1
+            figures.runs_compared += 1
             same = run.result.alpha_sha256 == whole.result.alpha_sha256
-            figures.same_alpha += same
+            figures.runs_with_the_same_alpha += same
             if not same:
                 figures.violations.append(f"run {plan.seed}: another alpha than without kills")
     if figures.violations and keep:

@@ -54,12 +54,12 @@ class Figures(Counts):
     """Counts over any number of runs; `violations` must stay empty."""
 
     deaths: Counter[str] = field(default_factory=Counter)
-    receipts: int = 0
-    lost: int = 0
-    over_cap: int = 0
-    asked: int = 0
-    requests: int = 0
-    same: int = 0
+    updates_acknowledged: int = 0
+    acknowledged_updates_lost: int = 0
+    queries_over_a_cap: int = 0
+    requests_that_reached_the_model: int = 0
+    requests_charged: int = 0
+    runs_as_without_kills: int = 0
 
 
 async def play(
@@ -105,12 +105,12 @@ async def play(
         killed_runs=int(outcome.kills > 0),
         kills=outcome.kills,
         deaths=Counter(f"{death.what} {death.when}" for death in (deaths or {}).values()),
-        receipts=outcome.receipts,
-        lost=outcome.lost,
-        over_cap=max(outcome.queries - scenario.queries, 0),
-        asked=outcome.asked,
-        requests=outcome.requests,
-        same=int(outcome.alpha_sha256 == whole.alpha_sha256),
+        updates_acknowledged=outcome.receipts,
+        acknowledged_updates_lost=outcome.lost,
+        queries_over_a_cap=max(outcome.queries - scenario.queries, 0),
+        requests_that_reached_the_model=outcome.asked,
+        requests_charged=outcome.requests,
+        runs_as_without_kills=int(outcome.alpha_sha256 == whole.alpha_sha256),
         violations=found,
     )
 

@@ -207,7 +207,7 @@ class TestDisks:
     @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EROFS, errno.EIO])
     def test_a_disk_that_fails_for_some_time(self, tmp_path: Path, why: int) -> None:
         """There is one warning; what is missing is stored with the first write that succeeds."""
-        failing = True
+        failing = False
 
         def watch(what: str) -> None:
             if failing and what.startswith(("before open", "before write")):
@@ -215,6 +215,11 @@ class TestDisks:
 
         with Disk(tmp_path, watch), capture_logs() as logs:
             state = DeviceState(tmp_path, SERVER)
+            Journal(state, "old").keep({"key": (0.5,)}, "m")
+            state.close()
+            failing = True
+            Journal(state, "old").keep({"key": (0.7,)}, "m")
+            Journal(state, "old").delete()
             state.identity = Identity(nonce="nonce")
             state.identity = ENROLLED
             Journal(state, "a0").keep({"key": (0.5,)}, "m")
@@ -222,13 +227,14 @@ class TestDisks:
             for number in range(1, 100):  # Work that is over takes no memory.
                 Journal(state, f"a{number}").keep({"key": (0.5,)}, "m")
                 Journal(state, f"a{number}").delete()
-            assert len(state._missing) == 2
+            assert len(state._missing) == 3
             assert (state.identity, Journal(state, "a0").row("key")) == (ENROLLED, ((0.5,), "m"))
             failing = False
             assert count(state)
             state.close()
             again = DeviceState(tmp_path, SERVER)
             assert (again.identity, Journal(again, "a0").row("key")) == (ENROLLED, ((0.5,), "m"))
+            assert again.assignments == ("a0",)
             assert again.precisions() == dict([COUNT])
         assert [log["log_level"] for log in logs] == ["warning"]
 

@@ -210,7 +210,7 @@ export interface TaskSpec {
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`, `loss` (the mean loss), or your own function `package.module:function`, imported like `score`. Generation has only `loss`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`, `loss` (the mean loss), or your own function `package.module:function`. Generation has only `loss`.
    */
   metric?: string;
   /**

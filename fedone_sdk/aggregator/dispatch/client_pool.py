@@ -4,7 +4,7 @@ The clients of a round are drawn from the clients that have a place in the run's
 is free, a client is turned away: it claims again after a random pause. The mean pause is chosen so
 that clients return about as fast as places become free. As long as clients are turned away, others
 lose their place after one long poll or one assignment. With random pauses, every device therefore
-has the same chance of a place, and a uniform draw from the pool is one from all devices.
+has the same chance of a place, so a uniform draw from the pool is as fair as one from all devices.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
     A *member* is a client in the pool. It gets a place in each run that it may work for and that
-    has a free place. A client with a place can be drawn for a round. A member keeps its places
-    until it works, its claim times out, or it leaves.
+    has a free place. A client with a place can be drawn for a round. When a member
+    starts to work for a run, it loses its places in the other runs.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -64,10 +64,10 @@ class ClientPool:
         self._capacities: dict[str, int] = {}
         self._places: dict[str, dict[int, int]] = {}
         self._next_expiry = 0.0  # of a member
-        # Clients that were turned away -> when they are expected back.
+        # Client that was turned away -> time at which it is expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Clients that left after their work -> until when other clients get places before them.
+        # Client that left after an assignment -> time until which others get places before it.
         self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}
@@ -173,7 +173,7 @@ class ClientPool:
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._after_work.pop(client, None) is not None
-            # If others were turned away, a client that has worked needs half of the places free.
+            # If others were turned away, one that has worked leaves half of the places to them.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):
@@ -256,7 +256,7 @@ class ClientPool:
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S
-        # The pause is not longer than the measurement of the rate, which is unreliable at first.
+        # Early rates are unreliable: the pause is at most the time since the first claim plus 10 s.
         observed_s = now - (now if self._first_claim_at is None else self._first_claim_at) + 10.0
         return max(min(pause, observed_s, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 

@@ -65,7 +65,7 @@ class Dispatcher:
     models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
-    # Client -> ids of runs that may have a seat for it. The state of the run decides.
+    # Client -> ids of runs that may have a seat for it; `_claim_seat` checks the run's state.
     _possible_seats: dict[int, set[str]] = field(default_factory=dict, init=False)
     _draining: bool = field(default=False, init=False)
     _stopping: set[str] = field(default_factory=set, init=False)
@@ -347,7 +347,7 @@ class Dispatcher:
     # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
-        """Update which runs may have seats for which clients; wake the clients that were drawn."""
+        """Record which clients may have a seat in a run, and wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
         if change.reloaded or change.ended:
             self.sync_run(run)
@@ -387,7 +387,7 @@ class Dispatcher:
 
     def _prune_seats(self, run: ServedRun) -> None:
         if run.is_stale:
-            return  # This copy may not have a seat yet that another replica has signalled.
+            return  # Another replica may have signalled a seat that this copy does not have yet.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
         self._forget_seats(run, keep=seated)
 

@@ -49,9 +49,9 @@ class OpenWork:
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run whose traffic includes a message, or None if the message names no run.
+        """Return the run to whose traffic a message belongs; if it names none, the only run.
 
-        `work` is a client and the id of its assignment. If the server has one run, it is this run.
+        `work` is a client and the id of its assignment. The result is None if no run is known.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:
@@ -189,7 +189,7 @@ class OpenWork:
         for companion in self.companions.get(run.run_id, ()):
             if isinstance(companion, Reflections):
                 return await companion.reflect(seat, message)
-        raise ProblemError("not_found", "the run has no proposer; write with the device's model")
+        raise ProblemError("not_found", "the server has no proposer; write the text on the device")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
         """Return the run and the `Seat` of an open assignment, or raise a `ProblemError`."""

@@ -46,11 +46,11 @@ Network = Annotated[str, AfterValidator(_network)]
 
 
 class Limits(Spec):
-    """Limits of request rates and connection times. Null disables a limit.
+    """Limits of request rates and connection times. Null disables a rate limit.
 
     Attributes:
-        requests_per_minute_per_ip: Requests per address (IPv6: per /64). Requests of known clients
-            do not count, because many devices may share an address.
+        requests_per_minute_per_ip: Requests per address (IPv6: per /64). Requests of known
+            (enrolled) clients do not count, because many devices may share an address.
         requests_per_minute_per_client: Requests per enrolled client. Each 64 KiB of a request's
             body count as one more request.
         enrolments_per_minute_per_ip: Enrolments with a valid token, per address.
@@ -58,7 +58,7 @@ class Limits(Spec):
             clients are served.
         trusted_proxies: Addresses and networks of proxies whose ``X-Forwarded-For`` is used.
         keepalive_s: Maximal idle time of a connection between requests, seconds.
-        first_request_s: Time within which a new connection must send the head of a request,
+        first_request_s: Time within which a new connection must send the head of its first request,
             seconds.
     """
 
@@ -95,7 +95,7 @@ class Buckets:
         self._per_minute = per_minute
         self._now = now
         self._capacity = capacity
-        # Caller -> time at which its bucket is full again; this determines the bucket's content.
+        # Caller -> time at which its bucket is full again; the content is computed from this time.
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
     def wait_s(self, caller: Hashable) -> float:

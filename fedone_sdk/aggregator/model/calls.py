@@ -48,7 +48,7 @@ class CallBudget:
 
     The first reservation covers one attempt at each query. A retry reserves more before it is sent.
     The id of a reservation starts with the replica's id. If a replica seems to have exited, the
-    others find its reservations by this prefix and charge them. Each is settled once.
+    others find its reservations by this prefix and charge them.
 
     Args:
         reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`.
@@ -78,7 +78,7 @@ class CallBudget:
     ) -> list[Query]:
         """Reserve one attempt at each query; return the queries with this object as their payer.
 
-        `query_count` is added: the number of queries, or `NOTHING` if they are not counted.
+        `query_count` is reserved, too: the number of queries, or `NOTHING` if they do not count.
         """
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)

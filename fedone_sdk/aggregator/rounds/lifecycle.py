@@ -33,8 +33,8 @@ def end_early(
 ) -> Result[None]:
     """End a run during a round: close open work, and aggregate the finished local steps.
 
-    If no step is finished, the round is discarded. After a resume it draws the same clients and
-    prompts again, so answers that the model has given are in the cache.
+    If no step is finished, the round is discarded. After a resume the same clients and prompts are
+    drawn again, and the cache has the answers that the model gave before.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
@@ -265,7 +265,7 @@ def record_metric(
 def count_call(
     machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
-    """Count a call of the proposer (the model that writes candidates); None is no failure."""
+    """Count a call of the proposer (it writes candidates); `failure` is its error, if it failed."""
     done = (state.proposer or ProposerReport()).and_then(
         calls=1, failed=int(failure is not None), failure=failure
     )
@@ -307,8 +307,8 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
     """Start a merge, if one is due: return the candidates that the proposer merges.
 
     Each is the best candidate for at least two clients, so that no single client decides.
-    A candidate is merged at most once. For n clients, at most sqrt(n) candidates (but at least two)
-    are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
+    A candidate is merged at most once. If n clients have scored, at most sqrt(n) candidates (but at
+    least two) are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
     """
     proposer = machine.spec.prompt.proposer
     due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
@@ -378,7 +378,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         machine = machine.at(state)
         state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
-    # In the alpha exchange a client sends what `finished` reads, so it could end the run.
+    # In the alpha exchange clients compute alpha, and must not decide that the search has ended.
     search_ended = machine.losses_exchange and machine.method.finished(state.method)
     if state.round >= machine.spec.rounds or search_ended:
         cap = None if state.account.cap is None else state.account.cap.queries
@@ -412,9 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # The defence compares the losses of one local step, because only the prompts of the first step
-    # can be drawn again. After several steps it compares the change of alpha. A method with a
-    # memory is always compared by losses, because alpha does not show the memory.
+    # To judge losses, the defence needs their prompts, and only the prompts of the first local step
+    # can be drawn again. After several steps it judges the change of alpha instead, unless the
+    # method has a memory: alpha does not show the memory.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)

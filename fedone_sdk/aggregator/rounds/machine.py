@@ -48,7 +48,7 @@ _MAX_STDS = 10.0
 """Noise of an honest update is practically never larger than this many standard deviations."""
 
 _ROUNDING = 1.001
-"""Factor on the bound for changes of alpha (the method's parameters), for float32 rounding."""
+"""Factor by which float32 rounding may enlarge a change of alpha (the method's parameters)."""
 
 _SLOW_SIZE = 1 << 16
 """Up to this number of entries of alpha, the handling of an update takes a few milliseconds."""
@@ -196,7 +196,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Candidates are added only to slots, and the blanks of slots are in `layout`.
+                # A prompt with added candidates has slots, whose blanks are in `layout`.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -214,7 +214,7 @@ class RoundMachine:
         return machine
 
     def with_new_candidates(self, method: State) -> State:
-        """Return a state of the method with parameters for candidates that it does not have yet."""
+        """Return a state of the method, with parameters for candidates that were added later."""
         space = getattr(self.method, "space", None)
         if not isinstance(space, Space):
             return method
@@ -275,8 +275,8 @@ class RoundMachine:
     def with_current_plan(self, state: RunState) -> RunState:
         """Return the state with the number of planned queries that its current caps allow.
 
-        The method draws prompts by this number, so it does not change in a round in which work was
-        assigned. If it grows, a successive halving that has begun is cancelled.
+        The number influences which prompts are drawn, so it does not change in a round in which
+        work was assigned. If it grows, a successive halving that has begun is cancelled.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
@@ -476,7 +476,7 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
-    """Return the defence of a run; None if it is off and the method bounds its own steps."""
+    """Return the defence of a run, if any. If it is off, the steps of SGD are still bounded."""
     wanted = spec.defence
     if wanted.checks_updates:
         return Defence(

@@ -164,7 +164,7 @@ class RunState:
         merged_at: The round of the last merge of candidates.
         judge: The cost of the judge of generated texts.
         planned: Number of queries over which the method spreads its search after caps were raised;
-            None computes it from the spec.
+            None if it follows from the spec.
     """
 
     status: messages.RunStatus = "running"
@@ -264,7 +264,7 @@ class RunState:
         return replace(self, seats=tuple(s for s in self.seats if s.key != seat.key))
 
     def without_draw(self, **changes: Any) -> RunState:
-        """Return the state without clients of the round, as before a draw, with other changes."""
+        """Return the state without the round's seats, as before a draw, with other changes."""
         return replace(self, seats=(), drawn_last=frozenset(), fills=0, **changes)
 
     def end(
@@ -342,7 +342,7 @@ class Result(Generic[T]):
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
-    """Return clients with a new seat, and clients whose seat the budget may pay for only now."""
+    """Return clients with a new seat; if budget became free, also all with an offered seat."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
     known = {(s.number, s.client, s.step) for s in before.seats if s.phase != "done"}

@@ -36,7 +36,7 @@ def release(
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
-    """Whether a seat's client queries the server's model, as it has declared."""
+    """Whether a seat's client has declared that it queries the server's model."""
     return machine.gateway_model is not None and not seat.own_model
 
 
@@ -72,7 +72,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease
-    # With a gateway, the caps are for the server's costs, so a report counts up to the lease.
+    # Only a trusted report, in a run without a gateway, may exceed the lease (but not in queries).
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -132,7 +132,7 @@ def new_queries(
     """
     seat = find_seat(state, assignment_id)
     if not state.running:
-        # The run's reason is left out, because a provider's text in it may quote another device.
+        # The run's reason is left out: a provider's text in it may quote another device's text.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
@@ -173,7 +173,7 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Return the queries of a failed gateway call to the lease; repeated, they count as new."""
+    """Return the queries of a failed gateway call to the lease; a repeated call uses them again."""
     seat = state.seat_with(assignment_id)
     if seat is None or call not in seat.calls:
         return Result(state=state)
@@ -208,7 +208,7 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
 
 
 ModelRole = Literal["proposer", "judge"]
-"""A model other than the tuned one. Reports list its cost separately, and count no queries."""
+"""A model other than the run's model. Reports list its cost separately, and count no queries."""
 
 
 def reserve_evaluation(

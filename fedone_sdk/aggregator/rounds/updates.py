@@ -199,6 +199,6 @@ def _check_alpha(machine: RoundMachine, state: RunState, seat: Seat, update: Alp
     step = float(np.abs(alpha.astype(np.float64) - before).max())
     longest = machine.longest_step(before, seat.num_steps)
     if step > longest:
-        allowed = f"{seat.num_steps} local steps move it by at most {longest:g}"
-        raise invalid(f"alpha: an entry moved by {step:g}, {allowed}")
+        allowed = f"the limit for {seat.num_steps} local steps is {longest:g}"
+        raise invalid(f"alpha: an entry changed by {step:g}; {allowed}")
     return State(alpha=alpha)

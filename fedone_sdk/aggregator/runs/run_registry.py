@@ -285,7 +285,7 @@ async def _check_same_model(run: ServedRun) -> None:
         reason = f"{models}; resume the run to accept the server's model"
         if reason not in (run.state.reason or ""):
             await run.pause(reason)
-            run.was_stopped = False  # So that `fedone tune` does not resume it.
+            run.was_stopped = False  # Otherwise `fedone tune` would resume the run.
 
 
 def _log_unreadable(run_id: str, exc: Exception) -> None:

@@ -216,7 +216,7 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # A device needs the description to write candidates, and the score for its JSON schema.
+        # Devices need the description to write candidates, and the score only if it has a schema.
         unused = {} if self.spec.prompt.reflects else {"description": None}
         unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(

@@ -9,32 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedone_sdk.aggregator.rounds.lifecycle import (
-    charge_lost_replicas,
-    pause,
-    raise_caps,
-    record_metric,
-    record_model,
-    resume,
-    roll_back,
-    stop,
-)
+from fedone_sdk.aggregator.rounds import lifecycle, seats, spending
 from fedone_sdk.aggregator.rounds.run_state import Result, RunState
-from fedone_sdk.aggregator.rounds.seats import (
-    assign,
-    clear_unfit,
-    decline,
-    expire,
-    fill,
-    lift_quarantine,
-    quarantine,
-    renew,
-)
-from fedone_sdk.aggregator.rounds.spending import (
-    reserve_call,
-    reserve_evaluation,
-    settle_evaluation,
-)
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import LossesAssignment, Scored
 from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, spec_of
@@ -117,13 +93,13 @@ class AnyOrder(RuleBasedStateMachine):
     def apply(self, handler: Any, **data: Any) -> Result[Any]:
         result = self.game.apply(handler, **data)
         self.memories.update(result.memories)
-        if handler is assign and result.reply is not None:
+        if handler is seats.assign and result.reply is not None:
             self.known.append(result.reply)
         return result
 
     @rule(clients=st.dictionaries(st.integers(0, 5), st.integers(1, 9), max_size=6))
     def seats_vacant(self, clients: dict[int, int]) -> None:
-        self.apply(fill, available=clients)
+        self.apply(seats.fill, available=clients)
 
     @rule(client=st.integers(0, 5))
     def work_asked(self, client: int) -> None:
@@ -132,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.game.made += 1
         memory = self.memories.get(client, {}) if self.game.machine.remembers_clients else {}
         work = f"work-{self.game.made}"
-        result = self.apply(assign, client=client, assignment_id=work, memory=memory)
+        result = self.apply(seats.assign, client=client, assignment_id=work, memory=memory)
         if seat is None or seat.phase == "working":
             assert self.state.account.leases == before
             assert (result.reply is not None) == (seat is not None and self.state.running)
@@ -167,14 +143,18 @@ class AnyOrder(RuleBasedStateMachine):
         work = data.draw(st.sampled_from(self.known))
         usage = Usage(queries=reported)
         self.apply(
-            decline, assignment_id=work.assignment_id, reason="tired", usage=usage, unfit=unfit
+            seats.decline,
+            assignment_id=work.assignment_id,
+            reason="tired",
+            usage=usage,
+            unfit=unfit,
         )
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
     def renewed(self, data: st.DataObject) -> None:
         work = data.draw(st.sampled_from(self.known))
-        self.apply(renew, assignment_id=work.assignment_id)
+        self.apply(seats.renew, assignment_id=work.assignment_id)
 
     @precondition(lambda self: self.known and self.game.machine.gateway_model)
     @rule(data=st.data(), queries=st.integers(1, 12), retry=st.booleans())
@@ -185,7 +165,7 @@ class AnyOrder(RuleBasedStateMachine):
         known = sorted(seat.calls) if retry and seat is not None else []
         call = known[0] if known else None
         asked = self.game.call(work, worst, call)
-        if self.apply(reserve_call, **asked).refusal is None:
+        if self.apply(spending.reserve_call, **asked).refusal is None:
             self.calls.append(asked)
             self.may_have_been_sent += worst.without_queries() if known else worst
 
@@ -210,7 +190,7 @@ class AnyOrder(RuleBasedStateMachine):
         if lease_id in self.state.evaluation.leases:
             return
         worst = GATEWAY_QUERY * queries
-        if self.apply(reserve_evaluation, lease_id=lease_id, worst=worst).refusal is None:
+        if self.apply(spending.reserve_evaluation, lease_id=lease_id, worst=worst).refusal is None:
             self.evaluations.append((lease_id, worst))
 
     @precondition(lambda self: self.evaluations)
@@ -218,44 +198,46 @@ class AnyOrder(RuleBasedStateMachine):
     def evaluation_settled(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(self.evaluations) - 1))
         lease_id, worst = self.evaluations.pop(position)
-        self.apply(settle_evaluation, lease_id=lease_id, used=Usage(queries=worst.queries))
+        self.apply(spending.settle_evaluation, lease_id=lease_id, used=Usage(queries=worst.queries))
 
     @rule(seconds=st.sampled_from([1, 10, 60, 100]))
     def time_passes(self, seconds: float) -> None:
         self.game.now += seconds
-        self.apply(expire)
+        self.apply(seats.expire)
 
     @rule(down=st.booleans())
     def restarted(self, down: bool) -> None:
-        self.apply(charge_lost_replicas, alive=frozenset({"another"}), down=down)
+        self.apply(lifecycle.charge_lost_replicas, alive=frozenset({"another"}), down=down)
         self.evaluations.clear()
 
     @rule()
     def another_replica_restarted(self) -> None:
         before = self.state.seats
-        self.apply(charge_lost_replicas, alive=frozenset({HERE}), down=False)
+        self.apply(lifecycle.charge_lost_replicas, alive=frozenset({HERE}), down=False)
         assert self.state.seats == before
 
     @rule(client=st.integers(0, 5))
     def quarantined(self, client: int) -> None:
-        self.apply(quarantine, client=client, reason="lies")
+        self.apply(seats.quarantine, client=client, reason="lies")
         assert self.state.seat_of(client) is None
 
     @rule(client=st.integers(0, 5))
     def changed(self, client: int) -> None:
-        self.apply(clear_unfit, client=client)
+        self.apply(seats.clear_unfit, client=client)
         assert client not in self.state.unfit
 
     @rule(client=st.integers(0, 5))
     def released(self, client: int) -> None:
-        self.apply(lift_quarantine, client=client)
+        self.apply(seats.lift_quarantine, client=client)
 
     @rule(data=st.data())
     def rolled_back(self, data: st.DataObject) -> None:
         spent, before = self.game.spent, self.state
         to_round = data.draw(st.integers(0, before.round))
         start = self.game.machine.initial_state().method
-        result = self.apply(roll_back, method=start, to_round=to_round, reason="a lying client")
+        result = self.apply(
+            lifecycle.roll_back, method=start, to_round=to_round, reason="a lying client"
+        )
         if result.refusal is None:
             assert (self.state.round, self.state.seats) == (to_round, ())
             assert self.state.rollbacks == before.rollbacks + 1
@@ -263,26 +245,26 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(["m-1", "m-2"]))
     def model_seen(self, model: str) -> None:
-        self.apply(record_model, model=model)
+        self.apply(lifecycle.record_model, model=model)
 
     @rule()
     def pause(self) -> None:
-        self.apply(pause, reason="the key was revoked")
+        self.apply(lifecycle.pause, reason="the key was revoked")
 
     @rule(status=st.sampled_from(["stopped", "failed"]))
     def stop(self, status: Any) -> None:
-        self.apply(stop, status=status)
+        self.apply(lifecycle.stop, status=status)
 
     @rule()
     def resume(self) -> None:
-        self.apply(resume)
+        self.apply(lifecycle.resume)
 
     @rule(unit=st.sampled_from(["queries", "requests", "usd"]), cap=st.integers(0, 90))
     def raise_caps(self, unit: str, cap: int) -> None:
         before, account = self.state, self.state.account
         held = getattr(account.held, unit)
         now = None if account.cap is None else getattr(account.cap, unit)
-        result = self.apply(raise_caps, caps=Budget(**{unit: cap}))
+        result = self.apply(lifecycle.raise_caps, caps=Budget(**{unit: cap}))
         assert self.state.account.held == account.held
         if result.refusal is not None:
             assert now is None or cap < max(now, held) or before.status == "completed"
@@ -295,7 +277,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(value=st.floats(0, 1))
     def measured(self, value: float) -> None:
-        self.apply(record_metric, which="before", value=value)
+        self.apply(lifecycle.record_metric, which="before", value=value)
 
     @invariant()
     def what_may_have_been_sent_is_held(self) -> None:
@@ -312,11 +294,11 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "game"):
             return
         for lease_id, worst in self.evaluations:
-            self.apply(settle_evaluation, lease_id=lease_id, used=worst)
+            self.apply(spending.settle_evaluation, lease_id=lease_id, used=worst)
         if self.state.status in ("stopped", "failed"):
-            self.apply(resume)
+            self.apply(lifecycle.resume)
         for client in self.state.quarantined:
-            self.apply(lift_quarantine, client=client)
+            self.apply(seats.lift_quarantine, client=client)
         self.game.play(range(6))
         assert self.state.status in ("completed", "budget_exhausted", "failed")
         assert self.state.account.leased == NOTHING
