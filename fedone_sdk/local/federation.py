@@ -151,8 +151,8 @@ async def running(
 ) -> AsyncIterator[RunHandle]:
     """Run a federation in this process: a real aggregator, and one edge client per shard.
 
-    The clients work within the ``async with`` block. If the block is left early, the run ends with
-    its current result after pending queries are answered. The final prompt is measured on exit.
+    The clients work within the ``async with`` block. If the block is left early, pending queries
+    are still answered, and the run ends with its current result. On exit its prompt is measured.
 
     Example:
         ```python

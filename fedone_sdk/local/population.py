@@ -134,7 +134,7 @@ class _Member:
     number: int  # The index of its shard.
     nonce: str
     index: int | None = None  # The enrolment index.
-    enrolled: messages.Enrolled | None = None  # What the first `enrol` of its client returns.
+    enrolled: messages.Enrolled | None = None  # The answer to its enrolment, for its client.
     client: EdgeClient | None = None
     awake: bool = False  # Whether its `EdgeClient` works.
 

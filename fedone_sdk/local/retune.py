@@ -154,10 +154,10 @@ def _differences(artefact: PromptArtefact, run: RunSpec) -> list[str]:
         (artefact.prompt.labels is not None) is not run.prompt.chooses_labels
     ):
         required = ", ".join([*names, *(["labels"] if artefact.prompt.labels else [])]) or "none"
-        problems.append(f"prompt.slots: must be the prompt's slots ({required})")
+        problems.append(f"prompt.slots: must be the slots of the old prompt ({required})")
     if list(old.labels) != list(new.labels):
         required = ", ".join(old.labels) or "none"
-        problems.append(f"task.labels: must be the prompt's labels ({required})")
+        problems.append(f"task.labels: must be the labels of the old prompt ({required})")
     for key in ("metric", "loss", "label_field"):
         was, now = getattr(old, key), getattr(new, key)
         if was != now:
