@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        The cache is filled at once: requests of uncached clients count towards their address's limit.
+        Fills the cache at once: requests of uncached clients count towards the limits of addresses.
         """
         self._generation += 1
         self._records.clear()

@@ -90,7 +90,7 @@ function named(part) {
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // Only the router sets the URL's hash.
+  event.preventDefault(); // The router uses the hash.
   main.focus();
 });
 addEventListener("hashchange", route);
