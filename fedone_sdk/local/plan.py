@@ -470,7 +470,7 @@ class _Proposals:
 
 
 def _new(query: Usage, count: int, requests: Fraction, rows: Fraction) -> Usage:
-    """Return the usage of `count` queries of which these shares of requests and rows are sent."""
+    """Return the usage of `count` queries if only these shares of requests and rows are sent."""
     return _share((query * count).without_queries(), rows, requests)
 
 

@@ -180,7 +180,7 @@ async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> No
             return  # The lease was refused, or its whole amount is charged already.
         except errors.FedOneError:
             lines = traceback.format_exc()
-            _log.error("an evaluation cannot be stored", run_id=run.run_id, traceback=lines)
+            _log.error("a model call's outcome was not stored", run_id=run.run_id, traceback=lines)
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 return  # The next start of the server charges the lease in full.
@@ -320,9 +320,9 @@ class ModelChecks:
         check_required_model(run.base)
 
     async def recheck(self, run: ServedRun) -> None:
-        """Check the model of a run that was loaded while the model was unavailable.
+        """Check the model of a run if it was unavailable when the run was loaded.
 
-        If the backend's quotes have risen since, later leases reserve the higher amounts.
+        Otherwise update the upper bound on the cost of a query, which later leases reserve.
 
         Raises:
             ProblemError: The model is still unavailable.

@@ -14,7 +14,7 @@ from fedone_sdk.messages import MAX_LOSS, Tensor
 from fedone_sdk.messages.tensor import from_wire
 
 _ROUNDING = 1e-5
-"""Tolerance for float32 rounding and another order of sums. For losses above 1 it is relative."""
+"""Tolerance for float32 rounding and for sums in another order; relative for losses above 1."""
 
 _MAX_STDS = 3.0
 """Probabilities with noise are clipped at this many standard deviations below 0 and above 1."""
@@ -40,7 +40,7 @@ class ByClass(NamedTuple):
 
         Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
         the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). Noise can
-        break these bounds. With noise, the traces must be 1, and the mean losses must fit `losses`.
+        break these bounds. With noise, traces must be 1 (unknown), mean losses must fit `losses`.
 
         Args:
             losses: The mean loss of each prompt, from the same update.

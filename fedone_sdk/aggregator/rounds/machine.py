@@ -330,7 +330,7 @@ class RoundMachine:
         return self.spec.participation.clients_per_round - len(taken)
 
     def is_exhausted(self, state: RunState) -> bool:
-        """Whether the budget pays for no more work, and no open lease may return budget."""
+        """Whether no lease is open, and the budget is too small for another assignment."""
         return not state.account.leases and self.affordable_work(state) is None
 
     def needs_seating(self, state: RunState) -> bool:

@@ -208,7 +208,7 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
 
 
 ModelRole = Literal["proposer", "judge"]
-"""A model other than the run's model. Reports list its cost separately, and count no queries."""
+"""A model other than the run's model. Reports list its cost separately, without queries."""
 
 
 def reserve_evaluation(
