@@ -224,7 +224,7 @@ def label_log_probs(
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
-    The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
+    The label word may be in JSON, a code fence, quotes or bold, at the end of reasoning, after
     ``Answer:`` or before ``: reasons``. An answer with two label words has no label.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
