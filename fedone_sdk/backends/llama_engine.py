@@ -25,7 +25,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens are requested first, because each takes 10 microseconds. All
+"""How many of the likeliest next tokens are requested first: each takes 10 microseconds. All
 tokens are requested only if a label word is not among these."""
 
 _TIMED_TOKENS = 32
