@@ -17,7 +17,7 @@ def main() -> None:
     # The matrices are small, so several threads of OpenBLAS would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, TextIOWrapper):
-        # Escape characters that the encoding of stdout cannot represent.
+        # Print escapes for characters that the encoding of stdout cannot represent.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()

@@ -76,7 +76,7 @@ def next_steps(
         )
     if known is not None and known.ended is None:
         hits = result.cache.hits - known.cache_hits
-        yield f"the run continued after round {known.round}; {plural(hits, 'answer')} were cached"
+        yield f"continued after round {known.round}; {plural(hits, 'answer')} came from the cache"
     if known is not None and known.ended is not None:
         yield f"the run had ended before ({known.ended}); --fresh starts over and reuses answers"
     elif is_resumable(result):

@@ -56,7 +56,7 @@ def client(
         data (FILE): Labelled examples. Without --backend, their texts are sent to the server.
         label (COLUMN): The column with the label.
         field (COLUMN): A column that runs may put into prompts; repeat the option for several. If
-            you name the label column, runs that score its texts (loss nll) send them to the server.
+            you name the label column, runs with loss nll send its reference texts to the server.
         token: Enrolment token. Only the variable FEDONE_TOKEN can set it. It is not needed once
             --state contains this client's identity.
         state (DIR): Folder that keeps the client's identity, unsent updates and paid losses.
@@ -66,8 +66,8 @@ def client(
             would raise this client's total epsilon (delta 1e-5) above EPSILON. --state keeps the
             total. UNIT is the unit of protection: label, example or device. Needs --label and
             --field; without --backend, UNIT must be label.
-        budget (UNIT=N): Cap the total work of this client in a unit; repeat the option for several.
-            UNIT is queries; with --backend also requests, tokens, usd. --state stores the amounts.
+        budget (UNIT=N): Cap the total work of this client. UNIT is queries, or with --backend also
+            requests, tokens or usd; repeatable. --state stores the amounts.
         cert (FILE): This device's certificate with its private key (PEM), for mTLS.
         check: Only check whether data and model fit the runs; exit with 1 if they fit no run.
     """

@@ -55,7 +55,7 @@ def compare(
 
     Args:
         methods (A,B,C): Names of methods as in RUN.yaml, and the baselines no-prompt and
-            no-prompt-bias, which tune nothing. The first method is compared with each other one.
+            no-prompt-bias, which tune nothing. The first method is compared with all others.
             Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
         seeds (N): Number of seeds, counted up from the seed of RUN.yaml.
         cap (N): Spend no more than N training queries per trial.
@@ -207,7 +207,7 @@ def _print(output: Output, results: Results) -> None:
             notes = "; ".join(standing.entrant.notes)
             output.console.print(f"  {standing.entrant.name} differs from RUN.yaml: {notes}")
     first = results.standings[0].entrant.name
-    output.console.print(f"  target: the final metric of {first} with the same seed")
+    output.console.print(f"  queries to target: the target is {first}'s final metric, same seed")
     if results.missing:
         output.console.print(f"  {len(results.missing)} trials are missing")
     output.console.print()

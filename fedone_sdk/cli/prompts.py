@@ -225,7 +225,7 @@ async def _measure(
     *,
     pairs: bool,
 ) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return the answers, the judge's preference, and the judge's cost and whether it is priced."""
+    """Return the answers, the judge's preference, and the judge's usage with its flag `priced`."""
     from fedone_sdk.evaluation.verdict import preference
 
     judge, size = local.load_score(task, run.folder), run.spec.method.batch_size
@@ -318,7 +318,7 @@ def _prompt_of(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
             raise ArgumentError(f"--slot: {name!r} is not a slot; allowed: {', '.join(allowed)}")
     words = tuple(texts[LABELS].split(",")) if LABELS in texts else ()
     if words and len(words) != len(task.labels):
-        raise ArgumentError(f"--slot: labels needs {len(task.labels)} words, separated by commas")
+        raise ArgumentError(f"--slot: 'labels' needs {len(task.labels)} words, separated by commas")
     if not task.slots:
         return Filling((prompt,), words)
     if prompt:

@@ -57,7 +57,7 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    A method other than RUN.yaml's gets the settings of RUN.yaml's method that it also has. If it
+    A method other than RUN.yaml's gets those settings of RUN.yaml's method that it also has. If it
     cannot fit a label bias, ``calibration`` has its default value, and the notes say so.
     """
     if not names or len(set(names)) < len(names):
@@ -118,7 +118,7 @@ _IGNORED_FIELDS = {"backend", "gateway", "name"}
 
 _UNEQUAL = (
     "budget: a cap on requests, tokens or usd lets later trials run longer, because answers in the "
-    "cache are free; a cap on queries is equal for all trials"
+    "cache are free; a cap on queries does not have this effect"
 )
 
 

@@ -69,7 +69,7 @@ class Draft:
     """The task and the slots of a new run.
 
     Attributes:
-        task: The section ``task``, without a metric. Its template does not cut texts yet.
+        task: The section ``task``, without a metric and without a limit on the length of texts.
         slots: The candidates of each slot.
         multi_token: Whether label words have several tokens.
         char_s: Seconds that the model needs per character of text; None if not measured.
@@ -169,7 +169,7 @@ class _Reader:
         await self.model.check((), self._input("", self.opening))
 
     async def valid(self, words: Iterable[str]) -> list[str]:
-        """Return the words that are one token after the opening, each in one spelling."""
+        """Return the words that the model can score after the opening, in one spelling each."""
         return await valid_words(self.model, [*words], self._input("", self.opening))
 
     async def accepts(self, words: Iterable[str], opening: str | None = None) -> bool:
@@ -195,7 +195,7 @@ class _Reader:
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
-        """Return the noun whose probability rises most after the texts of the rows."""
+        """Return the noun whose probability rises most if a row's text precedes it."""
         if not self.model.local:
             return "text"
         self.opening = " This is a" if self.form == "cloze" else "This is a"
@@ -224,9 +224,9 @@ class _Words(NamedTuple):
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
     """Return the task's label words, and alternative sets.
 
-    A label's word is the word of its name that is most likely after its texts. If the names have no
-    usable words, the first possible set is used: the whole names (if the model scores words of
-    several tokens), words of the SDK that fit best, words that the rows make likely, letters.
+    A label's word is the word of its name that is most likely after its texts. If not every label
+    gets one, the first possible set is used: (1) the whole names, if the model scores words of
+    several tokens; (2) an SDK set, if there are no names; (3) words likely after rows; (4) letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:
@@ -335,7 +335,7 @@ async def _codes(reader: _Reader) -> dict[str, str]:
         if len(codes) == len(labels):
             reader.coded = True
             return dict(zip(labels, codes, strict=True))
-    raise BackendError(f"the model has no {len(labels)} label words of one token each")
+    raise BackendError(f"the model has fewer than {len(labels)} label words of one token")
 
 
 def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:

@@ -151,8 +151,8 @@ async def running(
 ) -> AsyncIterator[RunHandle]:
     """Run a federation in this process: a real aggregator, and one edge client per shard.
 
-    The clients work within the ``async with`` block. If the block is left early, the run ends with
-    its current result after pending queries are answered. The final prompt is measured on exit.
+    The clients work within the ``async with`` block. If the block is left early, pending queries
+    are still answered, and the run ends with its current result. On exit its prompt is measured.
 
     Example:
         ```python
@@ -168,7 +168,7 @@ async def running(
         store: The aggregator's store, by default in memory. A run in the store is resumed, even
             after a stop.
         state_dir: Folder of the clients' state, so that a stored run resumes with the same clients.
-            If it is set, the open work of a round also survives leaving the block early.
+            If it is set and the block is left early, the open work of the round is kept, too.
         watch: Called with the run and its changes.
         first: Called before the run starts or resumes; its queries count against the run's caps.
         between: Wraps the transport of each client, for example to inject faults or attacks.
@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # The second `add_run` starts the evaluation, so it comes after the enrolments.
+        # Enrol all clients before the second `add_run`, which starts to measure prompts.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

@@ -24,10 +24,10 @@ from fedone_sdk.stores import ClientRecord
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 Between = Callable[[int, Transport], Transport]
-"""Wraps the transport of client number k."""
+"""Wraps a client's transport; called with the client's number and the transport."""
 
 _SERVER = "simulation"
-"""The aggregator's name in the clients' state files, in place of a URL that changes each time."""
+"""The aggregator's name in the clients' state files; always the same, so that runs can resume."""
 
 _SECRET = "enrolment-secret"
 """Name of the file with the population's secret."""
@@ -134,7 +134,7 @@ class _Member:
     number: int  # The index of its shard.
     nonce: str
     index: int | None = None  # The enrolment index.
-    enrolled: messages.Enrolled | None = None  # What the first `enrol` of its client returns.
+    enrolled: messages.Enrolled | None = None  # The answer to its enrolment, for its client.
     client: EdgeClient | None = None
     awake: bool = False  # Whether its `EdgeClient` works.
 

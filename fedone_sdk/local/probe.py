@@ -15,7 +15,7 @@ _TIMED_S = 3.0
 """Duration of the timing, seconds."""
 
 _TIMED_ROWS = 4
-"""Rows of the longer of two timed requests."""
+"""Number of rows of the larger timed requests; the smaller ones have one row."""
 
 _SLOW_S = 1.0
 """If a request takes more seconds than this, requests are timed one at a time."""

@@ -35,8 +35,8 @@ _START_SHARE = 0.8
 _MAX_NAME_CHARS = 64
 
 _BIAS_EXAMPLES = 128
-"""Number of training examples to which a bias is fitted. With the SDK's companion feedback the bias
-varies by 0.2 nats between samples, which costs 0.005 nats of loss and no accuracy."""
+"""Number of training examples to which a bias is fitted. On the SDK's demo data the bias varies by
+0.2 nats between samples, which costs 0.005 nats of loss and no accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def retune_spec(
     prompt["start"] = [{token: _START_SHARE} for token in tokens]
     if not slots:
         prompt["length"] = max(prompt["length"], len(tokens))
-        if prompt["length"] > len(tokens):  # At other positions, the blank gets probability 0.5.
+        if prompt["length"] > len(tokens):  # Positions after `start` need a blank candidate.
             words = prompt["vocabulary"]
             listed = words.get("candidates", ())
             words |= {"candidates": ("", *filter(None, listed))} if listed else {"blank": True}
@@ -154,10 +154,10 @@ def _differences(artefact: PromptArtefact, run: RunSpec) -> list[str]:
         (artefact.prompt.labels is not None) is not run.prompt.chooses_labels
     ):
         required = ", ".join([*names, *(["labels"] if artefact.prompt.labels else [])]) or "none"
-        problems.append(f"prompt.slots: must be the prompt's slots ({required})")
+        problems.append(f"prompt.slots: must be the slots of the old prompt ({required})")
     if list(old.labels) != list(new.labels):
         required = ", ".join(old.labels) or "none"
-        problems.append(f"task.labels: must be the prompt's labels ({required})")
+        problems.append(f"task.labels: must be the labels of the old prompt ({required})")
     for key in ("metric", "loss", "label_field"):
         was, now = getattr(old, key), getattr(new, key)
         if was != now:

@@ -28,7 +28,7 @@ _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"
 """Package of each built-in tracker. The extra with the tracker's name installs the package."""
 
 _MAX_CHARS = 500
-"""Maximum length of a parameter: MLflow's limit, which is the smallest."""
+"""Maximum length of a parameter: MLflow's limit, the lowest of the built-in trackers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

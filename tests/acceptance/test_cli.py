@@ -412,7 +412,7 @@ def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: P
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
     stored, missing = sorted(err.splitlines(), reverse=True)
-    assert stored.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
+    assert stored.startswith("run.yaml: name: 'tiny' is taken by a different run")
     assert missing.startswith("nope.yaml: cannot be read")
 
 

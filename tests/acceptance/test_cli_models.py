@@ -160,7 +160,7 @@ def test_a_damaged_file_is_fetched_again(
     (models / "tiny.gguf").write_bytes(content)
     code, _, err = fedone("models", "tiny")
     assert code == 0
-    assert f"{models / 'tiny.gguf'} is not tiny as published; it is fetched again" in err
+    assert f"{models / 'tiny.gguf'} differs from the published tiny, which is fetched again" in err
     assert (models / "tiny.gguf").read_bytes() == CONTENT
 
 

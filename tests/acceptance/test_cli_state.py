@@ -55,7 +55,7 @@ def test_another_description_is_one_line_and_loses_nothing(
     tune()
     first = result_in("r.json")
     line = the_line(tune(*arguments))
-    assert line.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
+    assert line.startswith("run.yaml: name: 'tiny' is taken by a different run")
     assert f"(changed: {changed}" in line
     assert "--fresh" in line
     code, out, err = tune()
@@ -86,7 +86,7 @@ def test_a_raised_cap_lets_the_run_go_on(
     assert code == 0
     assert "raising queries 8 -> 12 after round 2" in err
     # The run called "whole" has asked it all before.
-    assert "continued after round 2; 16 answers were cached" in err
+    assert "continued after round 2; 16 answers came from the cache" in err
     assert "token" not in err
     assert "12 of 12" in out
     assert (result_in("r.json").cap.queries, result_in("r.json").spent.queries) == (12, 12)

@@ -186,7 +186,7 @@ def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], 
     ("change", "line"),
     [
         (("dev: dev.jsonl, ", ""), "run.yaml: data.dev: is required"),
-        (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the prompt's"),
+        (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the labels of the old"),
         (
             ("{queries: 16}", "{queries: 16, requests: 40}"),
             "new.yaml: budget: may be too low for one round and all measurements; the smallest "

@@ -154,7 +154,7 @@ def test_score_measures_slots(fedone: Fedone, folder: Path) -> None:
     for arguments, message in [
         (("--prompt", "x"), "--prompt: the task has slots"),
         (("--slot", "ending=x"), "--slot: 'ending' is not a slot; allowed: instruction,"),
-        (("--slot", "labels=a"), "--slot: labels needs 2 words"),
+        (("--slot", "labels=a"), "--slot: 'labels' needs 2 words"),
     ]:
         refused = fedone("score", "run.yaml", *arguments)
         assert refused.code == 2

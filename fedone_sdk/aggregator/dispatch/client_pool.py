@@ -2,9 +2,9 @@
 
 The clients of a round are drawn from the clients that have a place in the run's pool. If no place
 is free, a client is turned away: it claims again after a random pause. The mean pause is chosen so
-that clients return about as fast as places become free. As long as clients are turned away, others
-lose their place after one long poll or one assignment. With random pauses, every device therefore
-has the same chance of a place, so a uniform draw from the pool is as fair as one from all devices.
+that clients return a little faster than places become free. As long as clients are turned away,
+others lose their place after one long poll or one assignment. With random pauses, every device has
+the same chance of a place, so a uniform draw from the pool is as fair as one from all devices.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
     A *member* is a client in the pool. It gets a place in each run that it may work for and that
-    has a free place. A client with a place can be drawn for a round. When a member
-    starts to work for a run, it loses its places in the other runs.
+    has a free place, and can be drawn for a round there. When it starts to work for a run, it loses
+    its places in the other runs.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -173,7 +173,7 @@ class ClientPool:
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._after_work.pop(client, None) is not None
-            # If others were turned away, one that has worked leaves half of the places to them.
+            # A client that has just worked leaves half of the places to those turned away.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):
@@ -250,9 +250,9 @@ class ClientPool:
         return RetryLater(retry_after_s=retry_after_s)
 
     def _mean_retry_s(self, now: float) -> float:
-        """Return the mean pause after which clients return as fast as places become free."""
+        """Return the mean pause at which clients return 1.5 times as fast as places become free."""
         capacity = sum(self._capacities.values())
-        # The rate is 50 % above the need, because too few clients would delay rounds.
+        # The factor 1.5 is a reserve, because too few waiting clients would delay rounds.
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S

@@ -197,8 +197,8 @@ class Dispatcher:
         """Let clients wait for work of any run without a long poll, until cancelled.
 
         This is for a process that runs many clients. The service's listeners report which of them
-        are drawn. The capacity of the pool does not limit them. `clients` maps the enrolment index
-        of each client to its number of examples.
+        are drawn. The pool's capacity does not limit their number. `clients` maps the enrolment
+        index of each client to its number of examples.
         """
         waiting = dict(clients)
         while True:
@@ -347,7 +347,7 @@ class Dispatcher:
     # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
-        """Update which runs may have seats for which clients; wake the clients that were drawn."""
+        """Record which clients may have a seat in a run, and wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
         if change.reloaded or change.ended:
             self.sync_run(run)

@@ -357,8 +357,8 @@ def likeliest(
 ) -> tuple[messages.PositionProbabilities, ...]:
     """Return the `top` most probable tokens (candidates) of every position.
 
-    `alpha` has one row of weights per position. A weight divided by the sum of its row is the
-    candidate's probability; with Gumbel-Softmax this is the limit at temperature 0.
+    `alpha` has one row of weights per position. A candidate's probability is its weight divided by
+    the sum of the row; Gumbel-Softmax approaches it as its temperature goes to 0.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)
@@ -396,7 +396,7 @@ def client_influences(
         if (line := judged.get(client)) is not None:
             of_defence = {**asdict(line), "share": line.movement / movement if movement else 0.0}
             del of_defence["client"]
-        # A release is a result with noise; without noise `machine.releases` is None.
+        # A release is an update with noise. In a run without noise `machine.releases` is None.
         releases, noised = state.releases.get(client, 0), machine.releases
         influences[client] = messages.ClientInfluence.model_validate(
             {

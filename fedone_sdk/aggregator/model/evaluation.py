@@ -46,7 +46,7 @@ class Evaluation(calls.Companion):
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        is_leader: Whether this replica is the leader; only a leader measures before and after runs.
+        is_leader: Whether this replica is the leader, which measures the baselines and the result.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Evaluation(calls.Companion):
         self._begin_unless_running(self._measure_run())
 
     async def _measure_run(self) -> None:
-        """Measure "no prompt" and the untrained prompt, the prompts after rounds, the final prompt.
+        """Measure "no prompt", the untrained prompt, prompts after rounds, and the final prompt.
 
         Returns when the run has ended or paused. After a pause, call it again.
         """
@@ -152,7 +152,7 @@ class Evaluation(calls.Companion):
         result = await self._measure(shown, self._examples)
         if result is None:
             return
-        # The outcomes are stored first, because a prompt with a metric is not measured again.
+        # A prompt with a metric is never measured again, so its outcomes must be stored first.
         metric, prediction = result
         outcomes = Outcomes.of(which, prediction)
         await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
@@ -205,7 +205,7 @@ class Evaluation(calls.Companion):
     async def _measure(
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[float, Prediction] | None:
-        """Return a prompt's metric and predictions; None if the budget or the model fails."""
+        """Return a prompt's metric and predictions; None if no metric could be measured."""
         run = self._run
         if run.state.paused:
             return None

@@ -14,7 +14,7 @@ from fedone_sdk.messages import MAX_LOSS, Tensor
 from fedone_sdk.messages.tensor import from_wire
 
 _ROUNDING = 1e-5
-"""Tolerance for float32 and for another order of summation. For losses above 1 it is relative."""
+"""Tolerance for float32 rounding and for sums in another order; relative for losses above 1."""
 
 _MAX_STDS = 3.0
 """Probabilities with noise are clipped at this many standard deviations below 0 and above 1."""
@@ -24,8 +24,8 @@ class ByClass(NamedTuple):
     """The losses per class of one local step, as the client has sent them.
 
     Attributes:
-        means: For each of I prompts and K groups of examples (`check`): the mean loss, the trace of
-            the covariance of the label probabilities, and the mean probability of each of C labels.
+        means: For each of I prompts and K groups of examples (see `check`): mean loss, trace of
+            the covariance of the label probabilities, and mean probability of each of C labels.
             Float32, shape (I, K, 2 + C).
         counts: Number of examples of each class, shape (C,); with noise if the run has privacy.
         scored: Number of scored examples.
@@ -40,7 +40,7 @@ class ByClass(NamedTuple):
 
         Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
         the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). Noise can
-        break these bounds. With noise, the traces must be 1, and the mean losses must fit `losses`.
+        break these bounds. With noise, traces must be 1 (unknown) and mean losses fit `losses`.
 
         Args:
             losses: The mean loss of each prompt, from the same update.

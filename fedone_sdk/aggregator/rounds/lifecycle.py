@@ -33,8 +33,8 @@ def end_early(
 ) -> Result[None]:
     """End a run during a round: close open work, and aggregate the finished local steps.
 
-    If no step is finished, the round is discarded. After a resume the same clients and prompts are
-    drawn again, and the cache has the answers that the model gave before.
+    If no step is finished, the round is discarded. A resume draws the same clients and prompts
+    again, so that the model's earlier answers come from the cache.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
@@ -148,7 +148,7 @@ def _with_new_deadlines(machine: RoundMachine, state: RunState, now: float) -> t
 def charge_lost_replicas(
     machine: RoundMachine, state: RunState, now: float, *, alive: frozenset[str], down: bool
 ) -> Result[None]:
-    """Charge the reserved amounts of calls that are pending on replicas outside `alive`.
+    """Charge the reserved amounts of calls that are pending on replicas not in `alive`.
 
     `down` says that no replica has served the run for a while. All deadlines then restart.
     """
@@ -251,8 +251,8 @@ def record_metric(
 ) -> Result[None]:
     """Record a metric on the dev split: without a prompt, or before or after the tuning.
 
-    `biased` is the metric without a prompt and with a label bias. For ``after``, `at` is the round
-    and the number of rollbacks at which the evaluated prompt was the run's result.
+    `biased` is the metric without a prompt and with a label bias. `at` (round, number of rollbacks)
+    says which prompt was evaluated as ``after``. If the run has continued since, nothing changes.
     """
     now_at = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, now_at)):
@@ -378,7 +378,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         machine = machine.at(state)
         state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
-    # In the alpha exchange clients compute alpha, and must not decide that the search has ended.
+    # In the alpha exchange clients compute alpha; a false alpha must not end the run (`finished`).
     search_ended = machine.losses_exchange and machine.method.finished(state.method)
     if state.round >= machine.spec.rounds or search_ended:
         cap = None if state.account.cap is None else state.account.cap.queries
@@ -412,9 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # To judge losses, the defence needs their prompts, and only the prompts of the first local step
-    # can be drawn again. After several steps it judges the change of alpha instead, unless the
-    # method has a memory: alpha does not show the memory.
+    # The defence judges the losses of the first local step, because only its prompts can be
+    # reproduced. After several steps it judges the change of alpha instead. If the method has a
+    # memory, it still judges the losses, because alpha does not show the memory.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)
@@ -445,7 +445,7 @@ def _new_quarantines(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    # After an operator has lifted a quarantine, only a new outlier puts the client back.
+    # After an operator has lifted a quarantine, only a new rejected update puts the client back.
     suspects = {verdict.client for verdict in verdicts if verdict.outlier}
     outliers = sorted(defence.quarantined(memory) & suspects)
     # More than half of the clients, and enough clients for a round, stay out of quarantine.

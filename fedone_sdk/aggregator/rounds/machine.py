@@ -39,7 +39,7 @@ ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only the number of queries is known."""
 
 _STRIDE = 1 << 32
-"""Number that `seed_of` adds to a draw's index for each rollback; it is above all indices."""
+"""Number that `seed_of` adds to a draw's index for each rollback. It is larger than any index."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,7 +48,7 @@ _MAX_STDS = 10.0
 """Noise of an honest update is practically never larger than this many standard deviations."""
 
 _ROUNDING = 1.001
-"""Factor on the bound for changes of alpha (the method's parameters), for float32 rounding."""
+"""Factor by which float32 rounding may enlarge a change of alpha (the method's parameters)."""
 
 _SLOW_SIZE = 1 << 16
 """Up to this number of entries of alpha, the handling of an update takes a few milliseconds."""
@@ -330,7 +330,7 @@ class RoundMachine:
         return self.spec.participation.clients_per_round - len(taken)
 
     def is_exhausted(self, state: RunState) -> bool:
-        """Whether the budget pays for no more work, and no open lease may return budget."""
+        """Whether no lease is open, and the budget is too small for another assignment."""
         return not state.account.leases and self.affordable_work(state) is None
 
     def needs_seating(self, state: RunState) -> bool:

@@ -61,7 +61,7 @@ class Releases:
             if possible < seats:
                 raise ValueError(
                     f"privacy.max_epsilon: {spec.data.num_clients} clients may take part "
-                    f"{possible} times in all, but {spec.rounds} rounds need {seats} times"
+                    f"{possible} times in all, but {spec.rounds} rounds have {seats} seats"
                 )
 
     def report(self, counts: Mapping[int, int]) -> PrivacyReport:

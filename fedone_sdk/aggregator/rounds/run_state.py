@@ -40,7 +40,7 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: Number of prompts of the assignment, I.
         num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
-        reflects: Whether the client may write a candidate; its lease has a query to try it.
+        reflects: Whether the client may write a candidate; the lease then has a query to try it.
         calls: Ids of the client's gateway requests, whose queries are in `used`.
         sent: Upper bounds on the costs of pending gateway calls, without queries, by reservation.
         used: Number of queries sent to the gateway, and the cost of finished calls.
@@ -108,8 +108,8 @@ class Strikes(NamedTuple):
 
     Attributes:
         recent: Strikes since the run's last update. A lost seat gives 1, plus 1 per renewal, up to
-            `RoundMachine.MAX_STRIKES`. Only the seat with most strikes counts, because all may have
-            been lost for the same reason, such as an unavailable model.
+            `RoundMachine.MAX_STRIKES`. Of several lost seats only the one with the most strikes
+            counts, because they may have one cause, such as an unavailable model.
         proven: Earlier strikes, minus the client's updates. An update of another client makes
             recent strikes proven, because it shows that the model is available.
         until: When the client may get a seat again, in seconds since the epoch.

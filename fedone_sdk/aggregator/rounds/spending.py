@@ -36,7 +36,7 @@ def release(
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
-    """Whether a seat's client queries the server's model, as it has declared."""
+    """Whether a seat's client has declared that it queries the server's model."""
     return machine.gateway_model is not None and not seat.own_model
 
 
@@ -208,7 +208,7 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
 
 
 ModelRole = Literal["proposer", "judge"]
-"""A model other than the run's model. Reports list its cost separately, and count no queries."""
+"""A model other than the run's model. Reports list its cost separately, without queries."""
 
 
 def reserve_evaluation(

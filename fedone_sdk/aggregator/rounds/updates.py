@@ -47,8 +47,8 @@ def accept(
     if through_gateway(machine, seat) and spent.queries < seat.num_queries:
         if not machine.admits(own_model=True):
             raise invalid(
-                f"losses: the gateway answered {spent.queries} of {seat.num_queries} queries, and "
-                "the run refuses models on devices (participation.own_models)"
+                f"losses: the gateway answered only {spent.queries} of {seat.num_queries} queries; "
+                "losses of a model on the device are refused (participation.own_models)"
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)

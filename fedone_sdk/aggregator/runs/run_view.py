@@ -216,7 +216,7 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # Devices need the description to write candidates, and the score only if it has a schema.
+        # Devices use the description only to write candidates, and the score only for its schema.
         unused = {} if self.spec.prompt.reflects else {"description": None}
         unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(

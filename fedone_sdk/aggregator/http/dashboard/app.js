@@ -90,7 +90,7 @@ function named(part) {
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // The hash is the router's.
+  event.preventDefault(); // The router uses the hash.
   main.focus();
 });
 addEventListener("hashchange", route);
