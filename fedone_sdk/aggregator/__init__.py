@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.service import Service
     from fedone_sdk.aggregator.telemetry import Observers
 else:
-    # Imported lazily: a program with an `Aggregator` in memory needs no package of a database.
+    # Imported lazily: an `Aggregator` with a store in memory needs no database packages.
     __getattr__, __dir__ = lazy(
         globals(),
         "aggregator dispatch.client_pool rounds rounds.run_state runs.changes runs.run_view "

@@ -32,7 +32,7 @@ _CHANGE_TEXTS = {
     "client_revoked": "client revoked",
     "client_retired": "client retired",
 }
-"""Label of a change in the metric ``fedone_access_changes`` -> text of the change in the log."""
+"""Texts of changes in the log, by the change's label in the metric ``fedone_access_changes``."""
 
 _SEEN_PRECISION_S = 86_400.0
 """Precision of the time of a client's last request, seconds; each new time costs a write."""
@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        The cache is filled at once, because the rate limits of addresses count uncached clients.
+        Fills the cache at once: requests of uncached clients count towards the limits of addresses.
         """
         self._generation += 1
         self._records.clear()
@@ -363,7 +363,7 @@ class Access:
                 )
             if record.revoked_at is not None:
                 _log.warning(
-                    "a configured enrolment token is revoked permanently", token=record.name
+                    "a configured enrolment token is not valid: it was revoked", token=record.name
                 )
                 continue
             new = token.record(record.name, record.created_at)
@@ -374,7 +374,7 @@ class Access:
         for record in stored.values():
             if record.name.startswith(_CONFIGURED) and record.revoked_at is None:
                 _log.warning(
-                    "an enrolment token that is not configured here is valid until it is revoked",
+                    "an enrolment token is not configured here, but is valid until it is revoked",
                     token=record.name,
                 )
 

@@ -129,8 +129,8 @@ class MetricsConfig(Spec):
     """Access to ``/metrics``. On the main port it needs a viewer's token.
 
     Attributes:
-        listen: ``HOST:PORT`` of a separate port for metrics, without tokens and TLS, in a network
-            that only Prometheus can reach. Null serves the metrics on the main port.
+        listen: ``HOST:PORT`` of a separate port for metrics, without tokens and TLS. Only
+            Prometheus should be able to reach it. Null serves the metrics on the main port.
     """
 
     enabled: bool = True
@@ -152,7 +152,7 @@ class TracingConfig(Spec):
 
 
 class LogConfig(Spec):
-    """Lowest `level` that is logged, and the level of the line for each HTTP request."""
+    """`level`: the lowest level that is logged; `requests`: the level of each request's line."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     requests: Literal["off", "debug", "info"] = "debug"
@@ -160,7 +160,7 @@ class LogConfig(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToServe:
-    """A run of the config, without its data; `unmeasured` is the reason why `dev` is empty."""
+    """A run of CONFIG.yaml; its spec has no `data`. `unmeasured` says why `dev` is empty."""
 
     path: Path
     spec: RunSpec
@@ -244,8 +244,8 @@ class ServeConfig(Spec):
         lines = []
         if "backend" not in self.model_fields_set:
             lines.append(
-                "backend: is not set, so the gateway uses the small embedded model; set "
-                "backend: {kind: onnx} to use it, or null if the clients have their own models"
+                "backend: is not set, so the gateway uses the small embedded model; to keep it, "
+                "set backend: {kind: onnx}; if clients have their own models, set backend: null"
             )
         host, _ = self.address
         if _is_loopback(host):
@@ -254,13 +254,13 @@ class ServeConfig(Spec):
         return [
             *lines,
             *(
-                f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
-                f"make one with: {MAKE_A_TOKEN}"
+                f"auth.{key}: can be guessed, and {self.listen} is open to a network, without TLS; "
+                f"make a secure token with: {MAKE_A_TOKEN}"
                 for key in weak
             ),
             *(
-                f"auth.enrolment_tokens.{at}: has no limit (uses), so a leaked token enrols any "
-                "number of devices; set uses, or several tokens that expire"
+                f"auth.enrolment_tokens.{at}: if this token leaks, anyone can enrol any number of "
+                "devices with it; set its key uses to the number of your devices"
                 for at, token in enumerate(self.auth.enrolment_tokens)
                 if token.uses is None
             ),
@@ -430,7 +430,7 @@ def _variables(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _misspelt(model: type[BaseModel]) -> Iterator[str]:
-    """Yield an error for each variable with a delimiter, or with a name similar to a key.
+    """Yield an error for each unknown name that has ``__`` or is similar to a key's name.
 
     Other unknown variables are not errors, because commands read some and Kubernetes sets some.
     """

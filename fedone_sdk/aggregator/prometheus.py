@@ -46,7 +46,7 @@ class Metrics:
         counter = partial(Counter, registry=self.registry)
         self._requests = histogram(
             "fedone_http_request_duration_seconds",
-            "Duration of requests, from the head to the end of the response",
+            "Duration of requests, from the arrival of the head until the response is ready",
             ("method", "route", "status"),
             buckets=_REQUEST_S,
         )
@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Usage; unit queries counts only training", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Usage; the unit queries counts only training", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Label log-probabilities from the model", ()),

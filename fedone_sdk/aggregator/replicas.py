@@ -58,7 +58,7 @@ class Retention(Spec):
 
 @dataclass(kw_only=True, eq=False)
 class Replicas:
-    """The tasks of this replica in an aggregator of one or more replicas on one store.
+    """The tasks of one replica. The replicas of an aggregator share a store.
 
     Every replica follows the commits of the others. One replica, the leader, holds the store's
     leader lock. The leader applies deadlines, charges the pending model calls of replicas that have
@@ -108,7 +108,7 @@ class Replicas:
         """
         down = self._down
         members = await self.store.members()
-        # `until` is MEMBER_TTL_S after a member's last claim, and the aggregator served until then.
+        # Time of the latest claim of any member. The aggregator was still running then.
         served_until = max((member.until for member in members), default=0.0) - MEMBER_TTL_S
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
@@ -203,7 +203,7 @@ class Replicas:
             await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
-        # There may be no signal of a commit: its replica exited before, or the signal was lost.
+        # The signal of a commit may be lost, and a replica may exit before it sends the signal.
         if run.may_be_stale:
             await run.catch_up()
         if self.is_leader and has_lost_calls(run.state, self._alive):

@@ -39,7 +39,7 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _RETURN_TIMEOUT_S = 5.0
-"""How long `stop_run(gently=True)` waits for updates on answered queries, seconds."""
+"""How long `stop_run(gently=True)` waits for updates whose queries are answered, seconds."""
 _START_TIMEOUT_S = 20.0
 """How long a device's request waits until the server has started, seconds."""
 
@@ -202,7 +202,7 @@ class Service:
     ) -> ServedRun:
         """Add a run, or continue the stored run of the same name; see `Aggregator.add_run`.
 
-        If the caps in `spec` are higher than the stored run's caps, these are raised.
+        If `spec` has higher caps than the stored run, the stored run gets them.
         """
         check_examples(spec.task, dev, "dev")
         if vocabulary is None:
@@ -232,8 +232,7 @@ class Service:
             if not run.spec.is_same_run(spec) or not run.initial_vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
-                    f"name: {spec.name!r} is taken by a run with another description "
-                    f"(changed: {changed})"
+                    f"name: {spec.name!r} is taken by a different run (changed: {changed})"
                 )
         if spec.budget not in (run.spec.budget, run.state.account.cap, None):
             try:
@@ -297,7 +296,7 @@ class Service:
         return answers
 
     def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
-        """Return the score function; the calls of a judge (a model) are charged to the run."""
+        """Return `score`; if it is a judge (a model), its calls are charged to the run."""
         return calls.charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
@@ -370,7 +369,7 @@ class Service:
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
-            _log.warning("updates of answered queries did not arrive", run_id=run.run_id)
+            _log.warning("run stops without updates of answered queries", run_id=run.run_id)
         finally:
             self.listeners.remove(listener)
 
@@ -417,7 +416,7 @@ class Service:
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:
             raise ProblemError(
-                "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
+                "run_conflict", f"the server's model is {now!r}, but {before!r} scored the run"
             )
 
     async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:

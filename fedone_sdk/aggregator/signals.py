@@ -68,7 +68,7 @@ class ClientChanged(_Signal):
 
 
 class PoolLoad(_Signal):
-    """A replica's load: clients that it told to retry later; finished assignments per second."""
+    """A replica's load: `num_away` clients must retry later; `rate` assignments end per second."""
 
     kind: Literal["load"] = "load"
     replica: str

@@ -1,4 +1,4 @@
-"""Metrics and OpenTelemetry traces, which the server gets as one argument (`Observers`).
+"""Metrics and OpenTelemetry traces. `Observers` has both, so that the server takes one argument.
 
 Prometheus and OpenTelemetry are imported only if they are enabled.
 """

@@ -221,7 +221,7 @@ class RunState:
         else:
             return tuple(name.removeprefix("budget.") for name in differences)
         raise SpecError(
-            f"name: {spec.name!r} is taken by a run with another description in {self.store} "
+            f"name: {spec.name!r} is taken by a different run in {self.store} "
             f"(changed: {changed}); use another name, or start over with --fresh, which keeps the "
             "paid answers"
         )

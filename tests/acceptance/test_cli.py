@@ -84,7 +84,7 @@ def test_quickstart_keeps_its_cap(
     mini = ("quickstart", "--model", "mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
-    assert "Label bias without a prompt" in out
+    assert "Label bias alone" in out
     assert re.search(r"verdict +(the model without a prompt, but|[+-][\d.]+ points)", out)
     assert "Next, a run of your own: fedone init TABLE.csv" in out
     assert "60 of 60" in out
@@ -412,7 +412,7 @@ def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: P
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
     stored, missing = sorted(err.splitlines(), reverse=True)
-    assert stored.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
+    assert stored.startswith("run.yaml: name: 'tiny' is taken by a different run")
     assert missing.startswith("nope.yaml: cannot be read")
 
 

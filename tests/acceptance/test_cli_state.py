@@ -55,7 +55,7 @@ def test_another_description_is_one_line_and_loses_nothing(
     tune()
     first = result_in("r.json")
     line = the_line(tune(*arguments))
-    assert line.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
+    assert line.startswith("run.yaml: name: 'tiny' is taken by a different run")
     assert f"(changed: {changed}" in line
     assert "--fresh" in line
     code, out, err = tune()

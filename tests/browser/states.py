@@ -111,7 +111,7 @@ async def walk(
         yield "run-raise", page
         await page.keyboard.press("Escape")
         stage.trouble = "the key is not accepted"
-        notice = page.get_by_text("The model is not asked at the moment.")
+        notice = page.get_by_text("The model is not available at the moment.")
         await expect(notice).to_be_visible()
         yield "run-model-away", page
         stage.trouble = None

@@ -208,7 +208,7 @@ def test_an_alert_tells_that_no_replica_leads(tmp_path: Path) -> None:
     check_firing(
         tmp_path,
         {'fedone_leader{instance="a"}': "1x5 0x20"},
-        {"5m": set(), "8m": {"FedOneNobodyLeads"}},
+        {"5m": set(), "8m": {"FedOneNoLeader"}},
     )
 
 

@@ -95,9 +95,7 @@ async def test_a_bad_run_does_not_keep_a_server_from_serving_the_others() -> Non
         await _add_runs(server.aggregator, runs, errors, stack)
         assert sorted(server.aggregator.service.runs) == ["next", "taken"]
     (error,) = errors
-    assert "'taken' is taken by a run with another description (changed: rounds 3 -> 9)" in str(
-        error
-    )
+    assert "'taken' is taken by a different run (changed: rounds 3 -> 9)" in str(error)
 
 
 async def test_ended_runs_that_were_requested_do_not_stay_in_memory() -> None:

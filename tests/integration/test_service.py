@@ -177,7 +177,7 @@ class TestRuns:
                 service.add_run(spec_of(rounds=4), WORDS),
                 service.add_run(spec_of(), Vocabulary(candidates=("a", "b"))),
             ):
-                with pytest.raises(SpecError, match="taken by a run with another description"):
+                with pytest.raises(SpecError, match="taken by a different run"):
                     await other
 
     @pytest.mark.parametrize("amount", [5, 5.0, "5.00", Decimal("5.0")])

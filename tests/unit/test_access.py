@@ -89,7 +89,7 @@ class TestTokens:
             # Another replica with an old configuration: another secret of the same name, and none
             # of the numbered one.
             here = await access_of(store, named[1])
-        stays = "an enrolment token that is not configured here is valid until it is revoked"
+        stays = "an enrolment token is not configured here, but is valid until it is revoked"
         assert [(line["log_level"], line["event"], line["token"]) for line in logs] == [
             ("warning", "enrolment token created", "config:fleet-1"),
             ("warning", stays, "config:1"),

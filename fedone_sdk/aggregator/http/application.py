@@ -54,7 +54,7 @@ def build_app(
     for_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
-        # On routes that are not for clients, a client's requests count for its address.
+        # On other routes, a client's requests count towards the rate limit of its address.
         is_for_clients = request.match_info.handler in for_clients
         return is_for_clients and service.access.is_cached(requests.bearer_token(request))
 
@@ -156,7 +156,7 @@ async def listening(
         finally:
             sweeper.cancel()
     finally:
-        await asyncio.sleep(0)  # asyncio does not close a connection accepted in the last turn.
+        await asyncio.sleep(0)  # Without it, a connection accepted just now would stay open.
         await runner.cleanup()
 
 

@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.http.requests import PROBLEM, RequestContext, answer,
 route = RouteTable("devices")
 
 _BY_A_PROXY = re.compile(r": answered (4\d\d), but the answer is not from an aggregator$")
-"""Matches a device's reason to decline if a proxy before the server has refused its request."""
+"""Matches the reason of a decline if a proxy in front of the server refused a request."""
 
 
 @route(

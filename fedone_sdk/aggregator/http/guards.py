@@ -49,13 +49,13 @@ class Limits(Spec):
     """Limits of request rates and connection times. Null disables a rate limit.
 
     Attributes:
-        requests_per_minute_per_ip: Requests per address (IPv6: per /64). Requests of known
-            (enrolled) clients do not count, because many devices may share an address.
+        requests_per_minute_per_ip: Requests per address (IPv6: per /64). Requests of enrolled
+            clients to device routes do not count, because many devices may share an address.
         requests_per_minute_per_client: Requests per enrolled client. Each 64 KiB of a request's
             body count as one more request.
         enrolments_per_minute_per_ip: Enrolments with a valid token, per address.
-        failures_per_minute_per_ip: Failed authentications per address. Above the limit, only known
-            clients are served.
+        failures_per_minute_per_ip: Failed authentications per address. Above the limit, only
+            enrolled clients are served.
         trusted_proxies: Addresses and networks of proxies whose ``X-Forwarded-For`` is used.
         keepalive_s: Maximal idle time of a connection between requests, seconds.
         first_request_s: Time within which a new connection must send the head of its first request,
@@ -114,7 +114,7 @@ class Buckets:
         self.take(caller, count)
 
     def take(self, caller: Hashable, count: int = 1) -> None:
-        """Count requests of a caller, even if its bucket holds fewer."""
+        """Count requests of a caller, even if they are more than its bucket holds."""
         if self._per_minute is None:
             return
         now, taken_s = self._now(), count * 60.0 / self._per_minute
@@ -142,7 +142,7 @@ class Limiter:
         self.enrolments = Buckets(limits.enrolments_per_minute_per_ip, now)
 
     def address(self, request: web.Request) -> str:
-        """Return the IPv4 address, or the IPv6 /64, that a request counts for."""
+        """Return the IPv4 address, or the IPv6 /64, whose limits apply to a request."""
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # The peer is connected by a Unix socket.
@@ -181,8 +181,8 @@ def guarding(
 ) -> Middleware:
     """Return the middleware that applies the limits; it must run inside `requests.problems`.
 
-    `known` says whether a request is from a known client; such a request does not count for its
-    address. The paths in `unlimited` have no limits.
+    `known` says whether a request is from a known client; such a request does not count towards
+    the limit of its address. The paths in `unlimited` have no limits.
     """
 
     @web.middleware
@@ -300,13 +300,14 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. Devices also need their credentials.
+    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. Certificates do not replace credentials.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
         key: PEM file with the certificate's private key.
-        client_ca: PEM file with the authorities that sign client certificates. Null requests none.
-        require_client_certificate: Whether devices without a certificate are refused.
+        client_ca: PEM file with the authorities that sign client certificates. If it is null,
+            the server requests no client certificates.
+        require_client_certificate: Whether connections without a client certificate are refused.
     """
 
     certificate: str

@@ -86,8 +86,8 @@ def _refusals(spec: RunSpec) -> Iterator[str]:
             allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
             yield f"{key}.kind: must be {allowed} in a posted run"
     if isinstance(spec.method, OwnMethodSpec):
-        own = "method.name: cannot be own in a posted run"
-        yield f"{own}; name the run file in the server's config (runs)"
+        own = "method.name: must not be own in a posted run"
+        yield f"{own}; add the run's file to `runs` in the server's config instead"
     if spec.prompt.proposer is not None:
         yield "prompt.proposer: is not supported in a posted run"
     if spec.backend != RunSpec.model_fields["backend"].default:
@@ -357,8 +357,8 @@ def likeliest(
 ) -> tuple[messages.PositionProbabilities, ...]:
     """Return the `top` most probable tokens (candidates) of every position.
 
-    `alpha` has one row of weights per position. A weight divided by the sum of its row is the
-    candidate's probability; with Gumbel-Softmax this is the limit at temperature 0.
+    `alpha` has one row of weights per position. A candidate's probability is its weight divided by
+    the sum of the row; Gumbel-Softmax approaches it as its temperature goes to 0.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)
@@ -396,7 +396,7 @@ def client_influences(
         if (line := judged.get(client)) is not None:
             of_defence = {**asdict(line), "share": line.movement / movement if movement else 0.0}
             del of_defence["client"]
-        # A release is a result with noise; without noise `machine.releases` is None.
+        # A release is an update with noise. In a run without noise `machine.releases` is None.
         releases, noised = state.releases.get(client, 0), machine.releases
         influences[client] = messages.ClientInfluence.model_validate(
             {

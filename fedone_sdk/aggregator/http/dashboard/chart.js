@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 /* global uPlot */
 
 const HEIGHT = 240;
-const ROWS = 100; // Of the table for screen readers.
+const ROWS = 100; // Maximum in the table for screen readers.
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const schemes = matchMedia("(prefers-color-scheme: dark)");

@@ -16,7 +16,7 @@ const COLUMNS = [
   { text: "Last round", number: true },
   { text: "Lost seats", number: true },
   { text: "Share of movement", number: true, of: judged },
-  { text: "Held back", number: true, of: judged },
+  { text: "Rejected updates", number: true, of: judged },
   { text: "Epsilon", number: true, of: (line) => (line.ledger?.epsilon ?? null) !== null },
 ];
 

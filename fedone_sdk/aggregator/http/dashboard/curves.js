@@ -88,7 +88,7 @@ export function metricPanel(signal) {
 
 const SIDE_BY_SIDE = 4; // Runs in one chart: as many as there are colours.
 
-// The metric of the newest runs with the same metric, in one chart; hidden for fewer than two.
+// One chart of the newest runs that have the same metric; hidden if there are fewer than two.
 export function runsPanel(signal) {
   const node = panel("Side by side");
   node.style.marginTop = "16px";

@@ -14,7 +14,7 @@ export function modelNotice() {
       } catch {
         return; // Other requests report that the server is unreachable.
       }
-      node.textContent = node.hidden ? "" : "The model is not asked at the moment. Runs that need it wait or are paused; the server's log says why.";
+      node.textContent = node.hidden ? "" : "The model is not available at the moment. Runs that need it wait or are paused; the server's log says why.";
     },
   };
 }

@@ -34,7 +34,7 @@ export function promptPanel() {
       const { prompt } = result;
       const { labels } = tokens;
       const now = JSON.stringify([prompt, tokens]);
-      if (now === known) return; // Keeps the selection.
+      if (now === known) return; // Not redrawn, so that selected text stays selected.
       known = now;
       current = prompt.text;
       text.replaceChildren(...chips(prompt.tokens));
