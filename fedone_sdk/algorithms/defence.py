@@ -34,10 +34,10 @@ _MOST_VOTE = 3.0
 """A token's effect in an update is clipped to this many root mean squares of all effects."""
 
 _FEW = 3
-"""With fewer updates no step length is typical, because their median could be a false update."""
+"""With fewer steps, their median length is not typical: it could be that of a false update."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Longest steps before `_FEW` updates, in norms of alpha: by default, and with `only_bounds`."""
+"""Upper bounds of the first steps, as fractions of alpha's norm; the second for `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -117,8 +117,8 @@ class Defence:
         num_samples: I, the number of prompts that an update scored. The standard deviation of
             agreements is taken as at least their sampling error, about 1/sqrt(I - 1).
         trust_region: The longest step, as a multiple of the median recent step; None is no limit.
-        outliers: An update is rejected if its agreement is more than this many robust standard
-            deviations (1.48 MAD) below the median, or its size above it; None rejects no update.
+        outliers: An update is rejected if its agreement is below the median, or its size above the
+            median, by more than this many robust standard deviations (1.48 MAD). None is no limit.
         quarantine: A client is quarantined when at least this many of its updates, and more than
             half of them, were outliers; None quarantines no client.
         only_bounds: Whether steps are only shortened, and nothing is recorded about clients.

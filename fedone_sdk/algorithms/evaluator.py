@@ -76,7 +76,7 @@ _JITTER = 1e-6
 """This fraction of the mean variance is added to variances, so that a Cholesky root exists."""
 
 _POOLED = 8.0
-"""Weight of the common noise of all classes in the noise of a class; see `_Parts.posteriors`."""
+"""The mean noise of all classes counts in a class's noise like this many degrees of freedom."""
 
 _FITTED = 128
 """Hyperparameters are fitted to the last mini-batches, up to this many prompts in all, because the
@@ -178,7 +178,7 @@ class Evaluator:
         """Return joint posterior draws of values, shape (count, P + Q).
 
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
-        Their nuggets (`Kernel`) are left out, because nothing is known about them.
+        Their nuggets (`Kernel`) are taken as 0: the observed losses do not depend on them.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))

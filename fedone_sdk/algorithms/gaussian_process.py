@@ -162,14 +162,14 @@ class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
     A value is a sum of independent normal parts: one per feature, one per pair of features, and one
-    of the whole prompt (the nugget). The effects of features have a common random mean, because
-    most words may do harm. Prompts of a and b features that share m of them have the covariance
+    of the whole prompt (the nugget). The effects of features have a common random mean, because in
+    some tasks most words do harm. Prompts of a and b features with m in common have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
     Attributes:
-        additive: Variance of the sum of the features' parts in a prompt of L features.
-        pairs: Variance of the sum of the pairs' parts in such a prompt.
+        additive: Variance of the sum of the parts of L features about their common mean.
+        pairs: Variance of the sum of the pairs' parts in a prompt of L features.
         nugget: Variance of the nugget.
         length: L, the number of features of a typical prompt, at least 2.
     """
@@ -298,7 +298,7 @@ class Hyperparameters(NamedTuple):
     Attributes:
         additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: Log of the factor by which a common bias of all prompts raises the prior variance.
+        curves: Log ratio of the prior variances of `Likelihood.unbiased` and `Likelihood.losses`.
     """
 
     additive: float

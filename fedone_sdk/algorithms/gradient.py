@@ -50,7 +50,7 @@ class SGD:
         return params - self.learning_rate * gradient, memory
 
     def longest_step(self, largest: float) -> float:
-        """Return infinity: a step is proportional to the gradient."""
+        """Return infinity: a step is proportional to the gradient, which has no bound."""
         return math.inf
 
 

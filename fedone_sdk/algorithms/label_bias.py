@@ -41,7 +41,7 @@ class Expansions(NamedTuple):
     Attributes:
         losses: l, nats, shape (...).
         probabilities: p, shape (..., C), at least 0, sum 1.
-        gradients: p - t, shape (..., C), sum 0. Noise of clients may make this p negative.
+        gradients: p - t with the reported p, which noise may make negative; shape (..., C), sum 0.
         spreads: s, shape (...), at least 1.
         biases: b0, shape (..., C).
     """

@@ -25,7 +25,7 @@ _SHARE_SPREAD = 0.1
 """Prior standard deviation of a class's share; the prior mean is an equal share for each class."""
 
 _CLIENTS_AHEAD = 50
-"""Assumed number of future clients, whose mean class shares are estimated."""
+"""The class shares are estimated for the run's future clients; this is their assumed number."""
 
 
 # Without `slots=True`, because cached_property needs a __dict__.
@@ -34,8 +34,8 @@ class Observations:
     """Distinct prompts with their remembered losses.
 
     In a prompt's mean loss, the weight of a class is its share in the examples of all clients so
-    far, not in the examples that scored this prompt. If the shares of clients differ, the first
-    clients are a poor sample of all clients, so the estimate is shrunk towards equal shares.
+    far, not in the examples on which this prompt was scored. If clients have different class
+    shares, the first clients are a poor sample, so the shares are shrunk towards equal shares.
 
     Attributes:
         prompts: Shape (P, n), int64.
@@ -95,7 +95,7 @@ class Observations:
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} is missing")
         arrays = {name: memory[name] for name in names}
-        # Computed from the sizes, because an array from a client may have no axes.
+        # `size` and not `len`, which would fail for an array without axes from a client.
         size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
         clients = arrays["examples"].size // groups
         shapes = {
@@ -299,7 +299,7 @@ class Observations:
     def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the label biases to score some prompts with, nats, shape (I, C).
 
-        A known prompt gets its best bias; a new prompt gets the mean bias of all losses.
+        Known prompts get their best biases. New prompts get the mean of these over all losses.
         """
         if not len(self.prompts):
             return np.zeros((len(prompts), self.biases.shape[1]))
@@ -370,8 +370,8 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 def clusters(memory: Memory, position: int) -> Counter[int]:
     """Return the number of clients for which each candidate of a position is best.
 
-    For a client, another candidate is better than the candidate of the deployable prompt only if
-    two or more of its mini-batches scored both, and the gain exceeds the gain's standard error.
+    For a client, a candidate is better than the deployable prompt's candidate only if both were
+    scored on two or more of the client's mini-batches and the mean gain exceeds its standard error.
     """
     if not memory:
         return Counter()

@@ -35,8 +35,8 @@ REVISITED = 0.3
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
 
-In the tables of docs/benchmarks/slots.md, prompts have four slots. On average, the best prompt with
-one changed slot has 71 % of the best prompt's improvement, and with two changed slots 94 %."""
+In the tables of docs/benchmarks/slots.md, prompts have four slots. On average, a change of
+one slot can give 71 % of the improvement that a change of all slots can give; two slots, 94 %."""
 
 FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
@@ -48,7 +48,7 @@ DRAWS = 16
 """Number of posterior draws that alpha is computed from."""
 
 _REDRAWS = 8
-"""Largest number of redraws of repeated prompts; few candidates make few distinct prompts."""
+"""Repeated prompts are redrawn at most this often; a small space may have too few prompts."""
 
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""
@@ -191,7 +191,7 @@ class PromptSearch(ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest probabilities; the floor is the value of a candidate in no draw."""
+        """Return the nearest probabilities; the floor is the least value that `_alpha` can have."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)

@@ -25,8 +25,8 @@ _MAX = 2**53
 class Surplus:
     """The largest amount by which a provider has billed more than the upper bound (`quote`).
 
-    Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus is stored
-    as a share of the quote for prompt tokens and money, and per input for completion tokens.
+    Causes are hidden reasoning, a longer chat template, or another tokeniser. The surpluses of
+    prompt tokens and money are shares of the quote; that of completion tokens is per input.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Billing:
                 else:
                     settle(exc.usage)
                 raise
-            except BudgetExhausted:  # A server refused the request before it called a model.
+            except BudgetExhausted:  # The backend has its own budget, and sent nothing.
                 settle(NOTHING)
                 raise
             usage = settle(answer.usage, answer.cached_tokens)

@@ -224,7 +224,7 @@ def label_log_probs(
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
-    The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
+    The label word may be in JSON, a code fence, quotes or bold, at the end of reasoning, after
     ``Answer:`` or before ``: reasons``. An answer with two label words has no label.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
@@ -240,7 +240,7 @@ _MARKUP = re.compile(r"(?m)^```\w*$|\\boxed\b|</?\w+>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _SEPARATOR = re.compile(r":|\bis\b|\)\s|[.\u2013\u2014]\s|\s-\s")
 _EDGES = " \t\"'`*_.,;:!()[]{}<>\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u3002\u300c\u300d"
-_MAX_WORDS_BEFORE = 5  # Words before a label word, as in "The sentiment of this text is".
+_MAX_WORDS_BEFORE = 5  # Words before the separator, as in "The sentiment of this text is good".
 
 
 def _forms(text: str) -> Iterator[str]:
@@ -267,13 +267,13 @@ async def sampled(
     at_once: Callable[[], int],
     ask: Callable[[Query], Awaitable[Answer]],
 ) -> Answer:
-    """Estimate the label log-probabilities of a query from sampled answers; usage stays empty.
+    """Estimate the label log-probabilities of a query from sampled answers.
 
     Args:
         query: The query.
         samples: Number of answers to an input whose first answers differ.
         at_once: Returns the maximum number of answers per request.
-        ask: Sends one request of kind ``counts``, and counts its usage.
+        ask: Sends one request of kind ``counts``, and counts its usage; the estimate has none.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None

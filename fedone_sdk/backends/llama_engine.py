@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens the first request returns. Nearly all label words are among
-them. Each returned token takes 10 microseconds."""
+"""How many of the likeliest next tokens are requested first: each takes 10 microseconds. All
+tokens are requested only if a label word is not among these."""
 
 _TIMED_TOKENS = 32
 
@@ -120,8 +120,8 @@ class LlamaEngine:
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> dict[int, float]:
         """Return the most likely next tokens after a prompt, and their log-probabilities."""
-        # A bias fixes the sampled token, because the engine shows nothing if it samples a part of a
-        # character. The shown log-probabilities do not include the bias.
+        # A bias fixes the sampled token: if the engine samples a part of a character, it returns no
+        # log-probabilities. The returned log-probabilities do not include the bias.
         choice = self._complete(
             prompt,
             fresh=fresh,
@@ -264,9 +264,9 @@ class GgufEncoder(CausalEncoder):
         self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text; as plain text, their names have other tokens."""
+        """Return the special tokens in a text."""
         return [
-            name
+            name  # As plain text, the name of a special token has other tokens.
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]
@@ -284,7 +284,7 @@ def read_gguf(file: Path) -> dict[str, object]:
                 raise SpecError("is not a GGUF file", source=str(file))
             version, _, num_pairs = _numbers(content, "<IQQ")
             if version < 2:
-                raise SpecError(f"is a GGUF file of version {version}; needs 2", source=str(file))
+                raise SpecError(f"has GGUF version {version}; needs 2 or later", source=str(file))
             metadata: dict[str, object] = {}
             for _ in range(num_pairs):
                 key, (kind,) = _text(content), _numbers(content, "<I")

@@ -182,7 +182,7 @@ class ModelClient(Wrapper):
 
     @property
     def trouble(self) -> str | None:
-        """Why the breaker is open, or the model is known to be unavailable."""
+        """Why the breaker is open, or why the model is known to be unavailable."""
         return (self._retries and self._retries.trouble) or self.inner.trouble
 
     def reset(self) -> None:

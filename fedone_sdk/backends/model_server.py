@@ -53,7 +53,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
 """Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
-# Takes linear time: an unclosed script extends to the end of the text, and a tag has no inner "<".
+# Matched in linear time: an unclosed script extends to the end, and a tag contains no other "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
@@ -154,7 +154,7 @@ class ModelServer:
                 # Servers close idle connections after 5 s or more. A request sent at that moment
                 # is lost, at unknown cost, so the client closes idle connections earlier.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
-                # Shorter than `timeout_s`: a connect timeout shows that nothing was sent.
+                # Shorter than `timeout_s`: a connect timeout is free; others are charged in full.
                 timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -29,7 +29,7 @@ _MAX_BYTES = 4 * 1024 * 1024  # An answer to one input, or the list of models, i
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # Bound on the start tokens of a prompt.
 _WEIGHTS = ("n_params", "size", "ftype")
-_ADVICE = "use codes, such as ' A', and add the slot {name: codes, candidates: codes}"
+_ADVICE = "use codes, such as ' A', and explain them by a slot {name: codes, candidates: codes}"
 
 
 class _Prepared(NamedTuple):
@@ -345,7 +345,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             row, censored = completions.label_log_probs(top, choice.first_token(), words)
         except ValueError as exc:
             raise BackendRefused(
-                f"{exc}, which must be at most 1: {SAMPLES_ADVICE}, or use another server"
+                f"{exc}, more than 1: {SAMPLES_ADVICE}, or use another server"
             ) from exc
         shown = [token.text for token in top]
         self._watch.note(query.label_words, shown, device=query.device)

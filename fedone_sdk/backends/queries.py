@@ -28,13 +28,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CONCURRENCY = 32
-"""Number of concurrent queries. More queries would only wait for the rate limit."""
+"""Number of concurrent queries. With the default of `limits.concurrency`, more would only wait."""
 
 _MAX_STARTS = 8
 """Number of queries that start in one event loop iteration; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # The first supported kind is used. `choice` is enough: the written label is the likeliest one.
+    # The first supported kind is used. A written label (`choice`) stands for the likeliest one.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
@@ -115,10 +115,10 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
 
 
 def _cut_at_stop(query: Query, text: str) -> str:
-    """Cut a text at the first stop string, and at the maximum length in a message.
+    """Cut a text at the first stop string, and to the maximum length of a text in a message.
 
-    Not every model stops at a stop string. Messages to devices limit the length; the server cuts
-    its own texts too, so that it computes the same losses as devices.
+    Not every model stops at a stop string. Texts in messages to devices have a maximum length.
+    The server also cuts the texts that it scores itself, so that its losses equal those of devices.
     """
     for stop in query.stop:
         text = text.partition(stop)[0]

@@ -196,5 +196,5 @@ class RateLimiter:
 
     def _end(self) -> None:
         self._under_way -= 1
-        # Deferred: after a failure the caller may call `refuse_waiting` before the next one starts.
+        # Deferred: after a failure the caller can call `refuse_waiting` before a request starts.
         self._pump_soon()

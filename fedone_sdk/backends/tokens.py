@@ -154,7 +154,7 @@ class TokenCounter(ABC):
         return len(self.spans(text))
 
     def min_tokens(self, count: int) -> int:
-        """Return the least number of the model's tokens if this counter finds `count` in a text."""
+        """Return a lower bound on the model's number of tokens, given this counter's `count`."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
     def token_texts(self, text: str) -> list[str]:
@@ -218,7 +218,7 @@ class _TiktokenCounter(TokenCounter):
             ]
         ids = self._encoding.encode_ordinary(text)
         begins = self._encoding.decode_with_offsets(ids)[1]
-        # Tokens that share a character start at the same character, so a span has at least one.
+        # Several tokens may share a character: the span of each of them contains it.
         return [(begin, max(begin + 1, end)) for begin, end in pairwise([*begins, len(text)])]
 
     def special_tokens(self, text: str) -> list[str]:

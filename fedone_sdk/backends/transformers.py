@@ -35,7 +35,7 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of weight files; the first pattern with a match is used."""
 
 MAX_SEQUENCES = 256
-"""Maximum sequences per forward pass. Longer lists are sorted by length, and split."""
+"""Maximum sequences per forward pass. If a query has more, they are sorted by length and split."""
 
 Encoder = ClozeEncoder | CausalEncoder
 
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     """The forward passes of a query, planned without the weights."""
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
-    picks: list[list[list[Pick]]]  # For each input and text to score: one per token of the text.
+    picks: list[list[list[Pick]]]  # For each input and text to score: a pick per token.
     worst: Usage  # Upper bound; exact if no text is generated.
 
 
@@ -251,7 +251,7 @@ class TorchModel:
             if str(self._device).startswith("cuda"):
                 torch.cuda.empty_cache()
             raise BackendError(
-                f"{self._device} is out of memory for up to {MAX_SEQUENCES} sequences: "
+                f"{self._device} is out of memory (a pass has up to {MAX_SEQUENCES} sequences): "
                 "set dtype: bfloat16, or use a smaller model or batch_size"
             ) from exc
         except (RuntimeError, IndexError, ValueError) as exc:  # Raised by torch for a bad input.

@@ -60,9 +60,9 @@ class VllmBackend(ServerBackend[_Request]):
     log-probabilities of chosen tokens (``logprob_token_ids``).
 
     Log-probabilities are over the whole vocabulary, independent of the server's sampling settings
-    (with ``--logprobs-mode raw_logprobs``, the default). The client tokenises texts, so that names
-    of special tokens are plain text, and shortens inputs that are too long. If there is no local
-    ``tokenizer.json``, the client downloads this file from the Hugging Face hub.
+    (with ``--logprobs-mode raw_logprobs``, the default). The backend shortens inputs that are too
+    long, and sends token ids, so that names of special tokens in a text are plain text. If there is
+    no ``tokenizer.json`` on this machine, the backend downloads it from the Hugging Face hub.
 
     `check` reads the maximum length, the start tokens and the kind of model from the server. Call
     it before `fingerprint` and `worst_case`.

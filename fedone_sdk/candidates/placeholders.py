@@ -43,7 +43,7 @@ def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
 def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -> str:
     words = {label_placeholder(label): word for label, word in labels.items()}
     slots = {f"{{{name}}}": other for name, other in others.items()}
-    # The longest key comes first, because a name with braces can begin like another placeholder.
+    # The longest key comes first: with labels `a` and `a}b`, one key is the beginning of the other.
     keys = sorted([*words, *slots], key=len, reverse=True)
     if "{" not in text or not keys:
         return text

@@ -47,7 +47,7 @@ def proposal_messages(
 ) -> list[tuple[Role, str]]:
     """Return messages that ask a model for `count` new candidates of a slot.
 
-    They show up to 5 of the best and 5 of the worst scored candidates.
+    The messages have at most the 5 best and the 5 worst of the scored candidates.
     """
     description, labels = task.description or Description(), task.labels
     paragraphs = task_paragraphs(description, labels, task.messages, slot)

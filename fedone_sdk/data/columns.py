@@ -44,7 +44,7 @@ def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     Labels are short texts or numbers. A column has 2 to 64 different labels, with at least two rows
-    per label on average. Up to half of the rows may lack a label. Words are likelier than codes.
+    per label on average. Up to half of the rows may lack a label. Words rank above codes.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {
@@ -136,7 +136,8 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     rare = [key for key, counts in spellings.items() if counts.total() < _MIN_ROWS]
     if rare:
         names = ", ".join(repr(spelled[key]) for key in rare[:5])
-        notes.append(f"{len(rare)} labels with fewer than {_MIN_ROWS} rows are left out: {names}")
+        names += f", and {len(rare) - 5} more" if len(rare) > 5 else ""
+        notes.append(f"labels with fewer than {_MIN_ROWS} rows are left out: {names}")
     kept = [
         {**row, "label": spelled[key]}
         for row in usable

@@ -15,8 +15,8 @@ class RowProblem:
     """Why a task cannot use a row.
 
     Attributes:
-        reason: The problem of the field, without values of the row.
-        detail: The problem with values of the row, for the row's owner only; may be empty.
+        reason: The problem of the field, in words that quote no value of the row.
+        detail: The problem with the value quoted, for the row's owner only; may be empty.
     """
 
     field: str
@@ -28,7 +28,7 @@ class RowProblem:
 
     @property
     def public(self) -> str:
-        """The problem without values of the row."""
+        """The problem, in words that quote no value of the row."""
         return f"field {self.field!r} {self.reason}"
 
 

@@ -177,7 +177,7 @@ class Records:
     """The results in the folder `name` of `out`: one JSON file per trial, written atomically.
 
     The workspace of a trial depends only on its identity. The same trial under another name finds
-    its paid answers there, and pays for no answer again.
+    its paid answers there, and does not pay for them again.
     """
 
     def __init__(self, out: Path, name: str) -> None:

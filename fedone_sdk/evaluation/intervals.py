@@ -28,7 +28,7 @@ RESAMPLED = ("accuracy", "f1", "matthews", "loss")
 
 
 class Measured(Protocol):
-    """Results of one prompt per example, as in `Outcomes`."""
+    """The results of one prompt on each example, as in `Outcomes`."""
 
     @property
     def predicted(self) -> Sequence[int | None]:

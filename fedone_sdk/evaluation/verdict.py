@@ -42,7 +42,7 @@ _POWER = 1.959964 + 0.841621
 
 _OVER: Mapping[Compared, str] = {
     "no_prompt": "no prompt",
-    "no_prompt_biased": "a label bias without a prompt",
+    "no_prompt_biased": "a label bias alone",
 }
 
 
@@ -207,7 +207,7 @@ def examples_needed(rows: int, gain: Spread) -> int | None:
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
-    """Return a verdict as a sentence. If tokens have a price, it has the cost of the prompt."""
+    """Return a verdict as a sentence, with the cost of the prompt if tokens have a price."""
     tuned, bare = verdict.standing("tuned"), verdict.standing("no_prompt")
     text = _concluded(verdict, metric, spent, priced=priced)
     if tuned is None or bare is None or tuned.usd is None or tuned.usd == bare.usd:
@@ -377,7 +377,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer; for a loss, the labels' frequencies."""
+    """Return the outcomes of the best constant answer (for a loss: the labels' frequencies)."""
     targets = after.targets
     if not targets:
         return None

@@ -135,7 +135,7 @@ async def plan_run(
             the weights of a local model are not loaded.
         proposer: The model of ``prompt.proposer``.
         probe: Whether to time a local model for some seconds.
-        startup_s: Time spent on the start so far, seconds; added to the duration.
+        startup_s: Time that the process took to start, seconds; added to the duration.
 
     Raises:
         BackendError: The model cannot be used as described.

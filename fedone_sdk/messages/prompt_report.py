@@ -80,7 +80,7 @@ the deployable prompt; and the deployable prompt."""
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
     "no_prompt": "No prompt",
-    "no_prompt_biased": "Label bias without a prompt",
+    "no_prompt_biased": "Label bias alone",
     "untrained": "Untrained prompt",
     "cheapest": "Cheapest within the interval",
     "tuned": "Tuned prompt",

@@ -222,7 +222,7 @@ def _metric_panel(run: ReportedRun) -> Panel:
         biased = run.result.verdict.against == "no_prompt_biased"
     level, _ = _on_rows(run, "no_prompt", rows, metric.baseline, biased=biased)
     part = f" ({len(rows)} of {count:,} rows)" if len(rows) < count else ""
-    name = "label bias without a prompt" if biased else "no prompt"
+    name = "label bias alone" if biased else "no prompt"
     return Panel(lines=lines, title=f"{metric.name} on dev{part}", level=level, level_label=name)
 
 

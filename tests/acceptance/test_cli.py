@@ -84,7 +84,7 @@ def test_quickstart_keeps_its_cap(
     mini = ("quickstart", "--model", "mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
-    assert "Label bias without a prompt" in out
+    assert "Label bias alone" in out
     assert re.search(r"verdict +(the model without a prompt, but|[+-][\d.]+ points)", out)
     assert "Next, a run of your own: fedone init TABLE.csv" in out
     assert "60 of 60" in out

@@ -49,7 +49,7 @@ class OpenWork:
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run to whose traffic a message belongs; if it names none, the only run.
+        """Return the run that counts a message's traffic: the run that it names, or the only run.
 
         `work` is a client and the id of its assignment. The result is None if no run is known.
         """

@@ -177,13 +177,13 @@ async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> No
             await action()
             return
         except errors.ProblemError:
-            return  # The lease was refused, or its whole amount is charged already.
+            return  # For example, the run was deleted, or the lease is charged in full already.
         except errors.FedOneError:
             lines = traceback.format_exc()
             _log.error("a model call's outcome was not stored", run_id=run.run_id, traceback=lines)
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                return  # The next start of the server charges the lease in full.
+                return  # The next start of the server charges open leases in full.
             await asyncio.sleep(_RETRY_S)
 
 
@@ -343,7 +343,7 @@ class ModelChecks:
                 run.use_machine(base.with_model(base.gateway_model, worst_query))
 
     async def check_available(self, run: ServedRun) -> None:
-        """Check the model before a run resumes; if it cannot serve the run, raise a problem."""
+        """Check the model before a run resumes; a `ProblemError` if it cannot serve the run."""
         try:
             await self.check(run)
         except (errors.BackendError, errors.SpecError) as exc:

@@ -186,7 +186,7 @@ class Reflections(Proposer):
         A case is a row that was answered wrongly, with feedback.
 
         Raises:
-            ProblemError: The request is invalid, another replica has had it, or the model failed.
+            ProblemError: The request is invalid, another replica got it first, or the model failed.
         """
         if not seat.reflects or message.parent >= seat.num_samples:
             raise invalid("the assignment asks for no reflection")

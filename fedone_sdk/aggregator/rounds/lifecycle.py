@@ -412,9 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # The defence judges the losses of the first local step, because only its prompts can be drawn
-    # again. After several steps it judges the change of alpha instead. If the method has a memory,
-    # it always judges the losses, because alpha does not show the memory.
+    # The defence judges the losses of the first local step, because only its prompts can be
+    # reproduced. After several steps it judges the change of alpha instead. If the method has a
+    # memory, it still judges the losses, because alpha does not show the memory.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)
@@ -445,7 +445,7 @@ def _new_quarantines(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    # After an operator has lifted a quarantine, only a new outlier puts the client back.
+    # After an operator has lifted a quarantine, only a new rejected update puts the client back.
     suspects = {verdict.client for verdict in verdicts if verdict.outlier}
     outliers = sorted(defence.quarantined(memory) & suspects)
     # More than half of the clients, and enough clients for a round, stay out of quarantine.

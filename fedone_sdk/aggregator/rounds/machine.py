@@ -39,7 +39,7 @@ ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only the number of queries is known."""
 
 _STRIDE = 1 << 32
-"""Number that `seed_of` adds to a draw's index for each rollback; it is above all indices."""
+"""Number that `seed_of` adds to a draw's index for each rollback. It is larger than any index."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

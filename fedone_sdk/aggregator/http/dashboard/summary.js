@@ -43,7 +43,7 @@ export function summary() {
 // The gain over the fair baseline, if it is known.
 function gained({ metric: { before, ...measured }, verdict, status }, now) {
   const fair = verdict?.standings.find((each) => each.name === verdict.against)?.gain;
-  if (fair) return `${signed(fair.value)} over ${verdict.against === "no_prompt" ? "no prompt" : "a label bias without a prompt"}`;
+  if (fair) return `${signed(fair.value)} over ${verdict.against === "no_prompt" ? "no prompt" : "a label bias alone"}`;
   if (now === null) return status === "running" ? "not measured yet" : "not measured";
   const base = baseline(measured);
   if (base.value !== null) return `${signed(measured.name === "loss" ? base.value - now : now - base.value)} over ${base.label}`;

@@ -6,7 +6,7 @@ import { metric } from "./format.js";
 const NAMES = {
   chance: "One answer for everything",
   no_prompt: "No prompt",
-  no_prompt_biased: "Label bias without a prompt",
+  no_prompt_biased: "Label bias alone",
   untrained: "Untrained prompt",
   cheapest: "Cheapest within the interval",
   tuned: "Tuned prompt",
@@ -49,10 +49,10 @@ function row({ name, value, interval, gain }) {
 // with a label bias and "no prompt" without it.
 export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }, verdict) {
   const judged = verdict?.standings.find((each) => each.name === verdict.against);
-  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "a label bias without a prompt" };
+  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "a label bias alone" };
   const better = name.includes(":") || (name === "loss" ? biased <= bare : biased >= bare);
   return biased !== null && better
-    ? { value: biased, label: "a label bias without a prompt" }
+    ? { value: biased, label: "a label bias alone" }
     : { value: bare, label: "no prompt" };
 }
 
