@@ -61,7 +61,7 @@ def _token(value: object) -> object:
             raise ValueError(f"the environment variable {value['env']} is not set")
         value = os.environ[value["env"]]
     if not isinstance(value, str):
-        raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
+        raise ValueError("must be a token in quotes, or {env: NAME} for an environment variable")
     if not is_sendable(value) or " " in value:
         raise ValueError("must be printable ASCII without spaces, and not empty")
     return value

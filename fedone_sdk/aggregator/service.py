@@ -416,7 +416,7 @@ class Service:
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:
             raise ProblemError(
-                "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
+                "run_conflict", f"the server's model is {now!r}, but {before!r} scored the run"
             )
 
     async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:

@@ -123,7 +123,7 @@ class Billing:
                 else:
                     settle(exc.usage)
                 raise
-            except BudgetExhausted:  # A server refused the request before it called a model.
+            except BudgetExhausted:  # The backend has its own budget, and sent nothing.
                 settle(NOTHING)
                 raise
             usage = settle(answer.usage, answer.cached_tokens)

@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens the first request returns. Nearly all label words are among
-them. Each returned token takes 10 microseconds."""
+"""How many of the likeliest next tokens are requested first: each takes 10 microseconds. All
+tokens are requested only if a label word is not among these."""
 
 _TIMED_TOKENS = 32
 

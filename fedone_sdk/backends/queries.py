@@ -28,7 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CONCURRENCY = 32
-"""Number of concurrent queries. More queries would only wait for the rate limit."""
+"""Number of concurrent queries. With the default of `limits.concurrency`, more would only wait."""
 
 _MAX_STARTS = 8
 """Number of queries that start in one event loop iteration; a start takes up to 0.5 ms."""

@@ -169,7 +169,7 @@ class RunState:
             if fresh:
                 await self._clear(store, spec.name)
             known = await store.run(spec.name)
-            if not await store.tokens():  # The clients' state belongs to another store.
+            if not await store.tokens():  # New or cleared store: the clients' state is outdated.
                 self._remove_clients()
         finally:
             await store.close()

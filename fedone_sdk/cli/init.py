@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
-"""How many times more rounds a new run has than its cap pays for, so that the cap can be raised."""
+"""A new run has this many times the rounds that its cap pays for, so the cap can be raised."""
 
 _TUNE_S = 600.0
 """Maximum planned duration of a run on a local model, seconds; texts are cut to stay below it."""
@@ -40,7 +40,7 @@ _EFFORT_NONE = ("gpt-5.1", "gpt-5.6-luna", "gpt-6-luna", "gpt-6-sol")
 """OpenAI models that return log-probabilities only if their reasoning effort is ``none``."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
-"""Lengths for cutting texts, characters. If the model's speed is unknown, the last one is used."""
+"""Possible maximum lengths of texts, characters; the last one if the model's speed is unknown."""
 
 
 def init(

@@ -187,7 +187,7 @@ def score(
             labels=bad,good uses these label words, in the order of the task's labels.
         artefact_path (FILE): Measure the prompt of this artefact (from `fedone tune --artefact`),
             with its task and label bias. RUN.yaml then provides only the model, the dev rows and
-            the names of functions.
+            your score and metric functions.
         data (FILE): Labelled examples: a file, or hf:NAME. Default: data.dev of RUN.yaml.
         bias (B,B): The label bias: one number per label, added to its log-probability (nats).
         pairs: Also let the judge of task.score compare each generated text with the text that is

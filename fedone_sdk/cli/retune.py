@@ -50,9 +50,9 @@ def retune(
             paths are relative to its folder.
         run_path (RUN.yaml): The run whose task, data, method, vocabulary and caps are used. Its
             model is not used.
-        only_plan: Estimate the cost, and send no requests.
-        target (FILE): Write the recommended prompt. Default: RUN_ID.prompt.json next to
-            PROMPT.json.
+        only_plan: Estimate the cost, and send no paid requests.
+        target (FILE): Write the recommended prompt. Default: OLD-on-NEW.prompt.json next to
+            PROMPT.json. OLD is the name in the old artefact, and NEW the name of NEW.yaml.
         html (FILE.html): Write the report of the run.
         fresh: Remove the stored run and start over. Paid answers are kept and reused.
     """
@@ -119,7 +119,7 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
 
 
 async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
-    """Return the plan of the whole run, including answers that are in the cache already."""
+    """Return the plan of the whole run; queries with answers in the cache are counted, too."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
@@ -137,7 +137,7 @@ async def _retune(
             known = await state.find(
                 federation.spec, federation.vocabulary, fresh=fresh, model=backend.fingerprint
             )
-        # The estimate is printed before any request.
+        # The estimate is printed before any paid request.
         expected, most = (
             _output.money(usage, priced=plan.priced) for usage in (plan.expected, plan.most)
         )

@@ -86,7 +86,7 @@ def serve(
 
 
 async def _check(settings: _Settings) -> str:
-    """Do all steps of a start before listening, on a copy of the runs; describe the store."""
+    """Do all steps of a start except listening, on a copy of the runs; describe the store."""
     config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
@@ -265,7 +265,7 @@ def favour_latency() -> None:
     """Set up the interpreter for a process with many connections and some threads.
 
     With thousands of connections, a full garbage collection stops the event loop for 0.1 s. If
-    another thread is busy, the event loop waits up to 5 ms (the default) after each socket call.
+    another thread is busy, Python's default lets the event loop wait 5 ms after each socket call.
     """
     sys.setswitchinterval(0.0005)
     gc.collect()

@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # Enrol all clients before the second `add_run`, which starts to measure prompts.
+        # The second `add_run` starts paid measurements. If an enrolment fails, none is paid for.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

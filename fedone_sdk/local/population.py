@@ -134,9 +134,9 @@ class _Member:
     number: int  # The index of its shard.
     nonce: str
     index: int | None = None  # The enrolment index.
-    enrolled: messages.Enrolled | None = None  # The answer to its enrolment, for its client.
+    enrolled: messages.Enrolled | None = None  # Answer to its enrolment, kept for its `client`.
     client: EdgeClient | None = None
-    awake: bool = False  # Whether its `EdgeClient` works.
+    awake: bool = False  # Whether its `EdgeClient` is at work.
 
 
 class _MemberTransport(MemoryTransport):

@@ -60,7 +60,7 @@ async def timed(
     row. Both are fitted to requests with one row and with more rows. If a model does not process
     rows one by one, whole queries are timed. The `warm_up` query comes first, so that one-time
     costs count as part of the start. `steps` are queries of the run, one list per local step.
-    `requests`, `rows` and `rounds` are the run's numbers; `startup_s` is the process's age in s.
+    `requests`, `rows` and `rounds` are the run's numbers; `startup_s` is the time of the start.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

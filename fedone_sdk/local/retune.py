@@ -358,7 +358,7 @@ def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
             if change.low > 0
             else f"it may be worse by up to {-change.low:.3f}"
         )
-        yield f"The old prompt as it is, new model minus old model: {_text(change)}; {conclusion}."
+        yield f"The old prompt as it is, gain from old to new model: {_text(change)}; {conclusion}."
     if not finished:
         yield "No recommendation yet, because the run has not ended."
     elif report.recommended is None:

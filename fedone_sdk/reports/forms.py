@@ -68,8 +68,8 @@ def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
 def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     """Return the arguments of ``mlflow.genai.register_prompt``.
 
-    The template has ``{{name}}`` for a text field. MLflow neither cuts the text to the template's
-    length nor applies the label bias, which is in the tags.
+    The template has ``{{name}}`` for a text field. MLflow does not apply the task's limits on
+    the length of texts, nor the label bias, which is in the tags.
 
     Raises:
         SpecError: A text contains what MLflow parses as a variable or a statement.
@@ -137,8 +137,8 @@ def program_of(
         notes.append("The run restricted answers by a JSON schema; this program does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
-            "The last message is the beginning of the answer. llama.cpp's server continues it, and "
-            "vLLM does with continue_final_message. Most services do not."
+            "The last message is the beginning of the answer. llama.cpp's server continues it, as "
+            "does vLLM if continue_final_message is set. Most services do not."
         )
     url = backend.base_url
     host = urlsplit(url or "").netloc

@@ -100,7 +100,7 @@ def test_entry_points_are_names(
         ),
         (
             {"method": {"name": "own", "object": "fedone_test_own:Liking"}},
-            "method.name: cannot be own in a posted run",
+            "method.name: must not be own in a posted run",
         ),
         (
             {

@@ -286,7 +286,7 @@ class TestRestart:
         other = ScriptedBackend(fingerprint="other")
         async with serving(backend=other, store=store) as service:
             run = service.runs["run"]
-            assert "the server's model is 'other', the run was scored by" in run.state.reason
+            assert "the server's model is 'other', but " in run.state.reason
             device = Device(service, (await service.store.clients())[0])
             assert await device.claim() is None
             assert other.asked == []

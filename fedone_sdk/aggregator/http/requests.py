@@ -315,7 +315,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return response
     except StoreUnavailable as exc:
         _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
-        return problem(ProblemError("store_unavailable", "it may recover by itself; retry later"))
+        return problem(ProblemError("store_unavailable", "the store may recover; retry later"))
     except Exception:
         # Formatted here, because some log renderers print local variables, which include tokens.
         lines = traceback.format_exc()
@@ -393,7 +393,7 @@ def load_json(body: bytes) -> Any:
             has too many parts, a duplicate key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
-        raise _invalid(f"more than {MAX_PARTS} commas, lists and objects")
+        raise _invalid(f"the body has more than {MAX_PARTS} commas, lists and objects")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as exc:

@@ -86,8 +86,8 @@ def _refusals(spec: RunSpec) -> Iterator[str]:
             allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
             yield f"{key}.kind: must be {allowed} in a posted run"
     if isinstance(spec.method, OwnMethodSpec):
-        own = "method.name: cannot be own in a posted run"
-        yield f"{own}; name the run file in the server's config (runs)"
+        own = "method.name: must not be own in a posted run"
+        yield f"{own}; add the run's file to `runs` in the server's config instead"
     if spec.prompt.proposer is not None:
         yield "prompt.proposer: is not supported in a posted run"
     if spec.backend != RunSpec.model_fields["backend"].default:
