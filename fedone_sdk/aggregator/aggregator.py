@@ -47,7 +47,7 @@ class Aggregator:
         backend: The gateway's model, which the caller closes; None if clients use their own models.
         store: Store of runs and clients. The default store is in memory: a restart loses runs,
             clients and the record of their spending.
-        enrolment_tokens: Tokens that devices enrol with: secrets, or `EnrolmentToken`s with limits.
+        enrolment_tokens: Tokens that devices enrol with: secrets, or `EnrolmentToken` with limits.
         admin_token: Token of a user in role admin. Without `admin_token` and `admin_tokens`, the
             users' routes are closed (``forbidden``).
         admin_tokens: Tokens of other users, with their roles.

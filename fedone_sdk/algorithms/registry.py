@@ -169,8 +169,8 @@ def own_method(
     make = None if spec.object is None else _loaded.get(spec.object)
     if make is None:
         raise SpecError(
-            f"method.object: {spec.object!r} was not loaded here. Stored runs cannot load it; pass "
-            "the RUN.yaml that names it (--run RUN.yaml, or the key runs of a server's config)",
+            f"method.object: {spec.object!r} was not loaded here. Only a RUN.yaml loads it: "
+            "pass the file that names it (--run RUN.yaml, or the key runs of a server's config)",
             source="run",
         )
     available: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Reflection: messages about wrongly answered examples, and filters of the model's answer.
 
-A model reads why answers were wrong and rewrites one slot of the prompt, as in GEPA (Agrawal et al.
-2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning").
+A model reads wrong answers and rewrites one slot of the prompt, as in GEPA (Agrawal et al. 2025,
+"GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning").
 """
 
 from __future__ import annotations

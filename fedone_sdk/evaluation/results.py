@@ -219,7 +219,7 @@ class Results:
                 sides[self._side(estimate)].append(one.entrant.name)
         pairs = max((estimate.pairs for _, estimate in compared if estimate), default=0)
         if not pairs:
-            return "Nothing is compared yet: no two entrants have a trial with the same seed."
+            return "Nothing is compared yet: no other method has a trial with a seed of the first."
         parts = []
         if sides["better"]:
             parts.append(f"worse than {_names(sides['better'])}")

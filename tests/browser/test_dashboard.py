@@ -95,7 +95,7 @@ async def test_an_ended_run_has_a_verdict(chromium: Chromium, stage: Stage) -> N
             await expect(prompts.nth(place)).to_contain_text(f"{one.value:.4f}"[:4])
         fair = next(one for one in verdict.standings if one.name == verdict.against)
         assert fair.gain is not None
-        await expect(tile(page, "Metric")).to_contain_text(re.compile("over (no|.* a) prompt"))
+        await expect(tile(page, "Metric")).to_contain_text(re.compile("over (no|a) (prompt|label)"))
         # A price that is not known is not 0.
         await expect(page.get_by_text("unknown: the model has no known price")).to_be_visible()
         assert await overflow(page) == 0
