@@ -169,7 +169,7 @@ def moment(seconds: float) -> str:
 def exit_code(result: RunResult) -> int:
     """Return 0 for a success, 130 after Ctrl-C, 1 for a failed or paused run.
 
-    A run whose caps did not suffice for one round has failed.
+    A run whose caps did not suffice for one round counts as failed.
     """
     if result.status == "stopped":
         return 1 if _paused(result) else 130

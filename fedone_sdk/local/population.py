@@ -192,7 +192,7 @@ class Population:
         await self._created.aclose()
 
     async def enrol(self) -> None:
-        """Enrol all clients in the order of their shards: a client's draws depend on its index."""
+        """Enrol all clients, in shard order: a client's draws depend on its enrolment index."""
         if self.between is not None:
             for member in self._members:
                 await (await self._client(member)).enrol()

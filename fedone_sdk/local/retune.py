@@ -202,7 +202,7 @@ class RetuneReport(Message):
 
     Attributes:
         prompts: The prompts on the new model; ``old_prompt_biased`` only with label calibration.
-        change: The old prompt's metric on the new model minus `on_old_model`; null if unknown.
+        change: The old prompt's gain from the old model to the new one; null if unknown.
         recommended: The best prompt; null before the run has ended, or if nothing is measured.
         text: The conclusions from the intervals, in sentences.
     """
@@ -326,7 +326,7 @@ def _bare_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
 
 
 def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact) -> Spread | None:
-    """Return the old prompt's metric on the new model minus its metric on the old model.
+    """Return the old prompt's gain from the old model to the new one (for loss: the decrease).
 
     The interval combines the intervals of both metrics (MOVER, Zou and Donner 2008). It is too wide
     if both were measured on the same dev split.
