@@ -190,8 +190,8 @@ def print_plan(output: Output, plan: local.RunPlan, time_taken: str = "") -> Non
     facts = {
         "training queries": f"{plan.training_queries} at most"
         f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
-        "cap suffices": f"{verdict}: at expected cost {plan.rounds_expected} of "
-        f"{plural(plan.rounds_planned, 'round')}, at worst-case cost {plan.rounds_affordable}",
+        "cap suffices": f"{verdict}: at expected cost for {plan.rounds_expected} of "
+        f"{plural(plan.rounds_planned, 'round')}, at worst-case cost for {plan.rounds_affordable}",
         "evaluation queries": f"{plan.evaluation_queries}",
         "proposer calls": f"{plan.proposals} at most" if plan.proposals else "",
         **{
