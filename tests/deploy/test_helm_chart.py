@@ -415,7 +415,7 @@ def test_it_can_be_packaged(tmp_path: Path) -> None:
             {"ingress": {"enabled": True, "hosts": ["a.example"], "tls": {"enabled": False}}},
             "plain text",
         ),
-        ({"networkPolicy": {"enabled": False}}, "every pod of the cluster reaches"),
+        ({"networkPolicy": {"enabled": False}}, "every pod of the cluster can read"),
         (CASES["a bundled database and autoscaling"], "is for trials"),
     ],
 )
