@@ -133,7 +133,7 @@ class AnswerCache:
             for call in calls.values():
                 if not call.done():
                     call.set_exception(exc)
-                    call.exception()  # asyncio would log an exception that nobody retrieves.
+                    call.exception()  # Retrieved, because asyncio logs unretrieved exceptions.
             raise
         finally:
             for key, call in calls.items():

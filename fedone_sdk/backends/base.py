@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory, more than are usually pending."""
+"""Maximum number of tokenised queries in memory; usually fewer are pending."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -107,10 +107,10 @@ class Answer:
 
     Attributes:
         log_probs: Per input, natural log-probabilities, or None if the input failed (refused,
-            filtered). ``labels``: C values, over the whole vocabulary of the model; ``choice``:
-            0.0 for the label that the model wrote, `LOG_ZERO` for all others; ``counts``: how many
-            answers wrote each label, then the number of all answers; ``reference``: one value for
-            the whole reference text; ``text``: an empty tuple.
+            filtered). ``labels``: C values, normalised over the model's whole vocabulary;
+            ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for all others;
+            ``counts``: how many answers wrote each label, then the number of all answers;
+            ``reference``: one value for the whole reference text; ``text``: an empty tuple.
         usage: Actual usage, with 0 queries; the caller counts queries.
         cached: Number of inputs whose answer came from the SDK's cache.
         cached_tokens: Prompt tokens of the usage that were in the provider's cache.
@@ -420,7 +420,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         with self._loading:
             if self._model is None:
                 self._model = self._load_model()
-                _ = self.fingerprint  # Computed here and cached: hashing the file blocks.
+                _ = self.fingerprint  # Cached by this thread, because hashing the file blocks.
             return self._model
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

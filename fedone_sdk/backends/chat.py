@@ -44,7 +44,7 @@ class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
     pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Per content: whether its (start, end) is stripped.
+    strips: tuple[tuple[bool, bool], ...]  # Whether each content is stripped at its (start, end).
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -145,7 +145,7 @@ def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
 
 
 def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
-    """Return label words with the leading space that they have after an input in its frame."""
+    """Return the label words as they follow a framed input: with or without a leading space."""
     before = ""
     for part in reversed(framed):
         if part.kind == "special" or part.text:

@@ -22,9 +22,9 @@ from fedone_sdk.messages.base import SERVED_BY
 _NOT_SHOWN = -9000.0
 # Relative error of the sum of the shown probabilities, which are rounded to about float32.
 _ROUNDING = 1e-6
-# Rounded probabilities (bfloat16, two decimals) add up to less than 1 plus this.
+# The sum of rounded probabilities (bfloat16, two decimals) exceeds 1 by less than this.
 _MAX_EXCESS = 0.02
-# Log-probabilities of one token that is listed twice differ by less than this, nats.
+# If a token is listed twice, its log-probabilities differ by less than this, nats.
 _SAME = 0.01
 
 FIRST = 3
@@ -174,7 +174,7 @@ def spelling(text: str) -> str:
 
 
 def token_spellings(token: str) -> set[str]:
-    """Return the spellings of label words that this token matches: its own, and in lower case."""
+    """Return the spellings that this token matches: its `spelling`, and the same in lower case."""
     return {spelling(token), spelling(token).casefold()}
 
 
@@ -273,7 +273,7 @@ async def sampled(
         query: The query.
         samples: Number of answers to an input whose first answers differ.
         at_once: Returns the maximum number of answers per request.
-        ask: Sends one request of kind ``counts``, and counts its usage; the estimate has none.
+        ask: Sends one request of kind ``counts``, and records its usage; the estimate has usage 0.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None

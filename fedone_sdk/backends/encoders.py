@@ -196,7 +196,7 @@ class CausalEncoder(_Encoder):
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-        # The start tokens are those that the tokeniser puts before a text; others may follow it.
+        # The start tokens are the special tokens before a text; there may also be some after it.
         plain, framed = ids("a"), ids("a", special=True)
         starts = [at for at in range(len(framed)) if framed[at : at + len(plain)] == plain]
         if not plain or not starts:

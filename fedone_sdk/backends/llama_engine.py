@@ -34,7 +34,7 @@ _MAX_LOGIT = 1e6
 """A logit far above all others."""
 
 _STRING, _ARRAY = 8, 9
-# Formats of `struct` by GGUF's number of a type; strings and arrays have no fixed size.
+# Formats of `struct`, indexed by GGUF's type number; empty for strings and arrays.
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")
 _MAX_TEXT = 1 << 24
 
@@ -120,8 +120,8 @@ class LlamaEngine:
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> dict[int, float]:
         """Return the most likely next tokens after a prompt, and their log-probabilities."""
-        # A bias fixes the sampled token: if the engine samples a part of a character, it returns no
-        # log-probabilities. The returned log-probabilities do not include the bias.
+        # The bias makes the engine sample a fixed token. If it sampled a part of a character, it
+        # would return no log-probabilities. The returned ones do not include the bias.
         choice = self._complete(
             prompt,
             fresh=fresh,
@@ -266,7 +266,7 @@ class GgufEncoder(CausalEncoder):
     def special_names(self, text: str) -> list[str]:
         """Return the special tokens in a text."""
         return [
-            name  # As plain text, the name of a special token has other tokens.
+            name  # The token is special: the same characters as plain text have other tokens.
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]

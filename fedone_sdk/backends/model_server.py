@@ -52,7 +52,7 @@ _SECRET_SHAPE = re.compile(
 _MAX_BYTES = 64 * 1024 * 1024
 """Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
-"""Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
+"""A larger reported number of tokens is replaced by this, so that sums stay below 2**53."""
 # Matched in linear time: an unclosed script extends to the end, and a tag contains no other "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
@@ -154,7 +154,7 @@ class ModelServer:
                 # Servers close idle connections after 5 s or more. A request sent at that moment
                 # is lost, at unknown cost, so the client closes idle connections earlier.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
-                # Shorter than `timeout_s`: a connect timeout is free; others are charged in full.
+                # Shorter than `timeout_s`, because a request that cannot connect in time is free.
                 timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -343,7 +343,7 @@ def read_key(env: str) -> str:
     # Secrets from files often end with a newline, which is not allowed in a header.
     key = os.environ.get(env, "").strip()
     if not is_sendable(key):
-        problem = "has characters that are not allowed in a key (only printable ASCII is)"
+        problem = "has characters other than printable ASCII"
         raise setting_error(
             f"api_key_env: the environment variable {env} {problem if key else 'is not set'}; put "
             "the key there, or name another variable (null sends no key)"

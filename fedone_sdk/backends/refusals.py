@@ -19,7 +19,7 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row before a neutral input (see `Refusals`); twice as many before the next one."""
+"""Refusals in a row before a neutral input is sent; it is sent again when they have doubled."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
 """Refusals in a row that block a form, by whether an input of the form was ever answered."""

@@ -139,7 +139,7 @@ async def _check(edge: EdgeClient, backend: backends.LLMBackend | None, server: 
         fits = await edge.check()
     typer.echo(f"{server} accepts this client")
     for fit in fits:
-        typer.echo(f"your rows fit {fit}")
+        typer.echo(f"rows that fit run {fit}")
     if not fits:
         typer.echo("there is no run that this client may join")
     return int(not any(fit.fit for fit in fits))

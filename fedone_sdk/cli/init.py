@@ -40,7 +40,7 @@ _EFFORT_NONE = ("gpt-5.1", "gpt-5.6-luna", "gpt-6-luna", "gpt-6-sol")
 """OpenAI models that return log-probabilities only if their reasoning effort is ``none``."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
-"""Possible maximum lengths of texts, characters; the last one if the model's speed is unknown."""
+"""Possible maximum lengths of texts, characters. The last is for models of unknown speed."""
 
 
 def init(

@@ -224,7 +224,7 @@ class Worker:
         run = await self._runs.task(run_id, assignment.vocabulary_version)
         if device.logs_fit and not is_known:
             fit = await self._runs.fit(run_id, all_rows)
-            (_log.info if fit.reason is None else _log.warning)(f"your rows fit {fit}")
+            (_log.info if fit.reason is None else _log.warning)(f"rows that fit run {fit}")
         device.check(run)
         if device.privacy is not None:
             device.privacy.check(run, assignment, journal)

@@ -208,5 +208,5 @@ class RunFit:
     reason: str | None = None
 
     def __str__(self) -> str:
-        because = "" if self.reason is None else f" because {self.reason}"
-        return f"{self.run_id} {self.fit} of {self.rows}{because}"
+        because = "" if self.reason is None else f", because {self.reason}"
+        return f"{self.run_id}: {self.fit} of {self.rows}{because}"

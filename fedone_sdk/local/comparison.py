@@ -109,7 +109,7 @@ def _settings(method: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 _BIAS_QUERIES = 10
-"""Queries to fit the label bias of ``no-prompt-bias``."""
+"""Number of queries to fit the label bias of ``no-prompt-bias``."""
 
 _DIGITS = 32
 

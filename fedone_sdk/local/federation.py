@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # The second `add_run` starts paid measurements. If an enrolment fails, none is paid for.
+        # Enrolment may fail, so it precedes the second `add_run`, which starts paid measurements.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

@@ -393,7 +393,7 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Number of rows in all measurements, except the measurement of a cheaper prompt."""
+        """Sum of the dev rows of all measurements, without that of a cheaper prompt."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 

@@ -128,7 +128,7 @@ def retune_spec(
     """Return the run that starts from an artefact's prompt and uses another model."""
     tokens, slots = artefact.prompt.tokens, artefact.prompt.slots is not None
     if not slots and "".join(tokens) != artefact.prompt.text:
-        raise SpecError("prompt: its text differs from its joined tokens")
+        raise SpecError("prompt: text must be the joined tokens")
     if problems := _differences(artefact, run):
         raise SpecError(problems)
     document = run.model_dump()
@@ -358,7 +358,7 @@ def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
             if change.low > 0
             else f"it may be worse by up to {-change.low:.3f}"
         )
-        yield f"The old prompt as it is, gain from old to new model: {_text(change)}; {conclusion}."
+        yield f"Gain of the old prompt as it is, from old to new model: {_text(change)}; {conclusion}."
     if not finished:
         yield "No recommendation yet, because the run has not ended."
     elif report.recommended is None:

@@ -96,11 +96,11 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
 @pytest.mark.parametrize(
     ("labels", "code", "line"),
     [
-        ({0: " no", 1: " yes"}, 0, "your rows fit run 6 of 6"),
+        ({0: " no", 1: " yes"}, 0, "rows that fit run run: 6 of 6"),
         (
             {"low": " low", "high": " high"},
             1,
-            "your rows fit run 0 of 6 because field 'label' is 0, not one of: low, high",
+            "rows that fit run run: 0 of 6, because field 'label' is 0, not one of: low, high",
         ),
     ],
 )
@@ -179,7 +179,7 @@ async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_pa
         "working",
         "enrolled",
         *work[:2],
-        "your rows fit run 6 of 6",
+        "rows that fit run run: 6 of 6",
         *work[2:],
         *work,
         "waiting",

@@ -175,7 +175,7 @@ async def test_the_run_starts_with_the_old_prompt_and_without_its_bias() -> None
 
 async def test_a_text_that_its_tokens_do_not_make() -> None:
     prompt = PromptReport(text=" better", tokens=(" good",))
-    with pytest.raises(SpecError, match="its text differs from its joined tokens"):
+    with pytest.raises(SpecError, match="text must be the joined tokens"):
         retune_spec(await artefact(prompt=prompt), BackendSpec(), RUN, name="n")
 
 

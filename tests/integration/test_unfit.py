@@ -183,7 +183,7 @@ async def test_a_device_that_cannot_do_a_run_declines_once(
         options = {"transport": transport(server.aggregator.service), "on_event": events.append}
         async with client_of(server, backend=backend, **options) as client:
             assert [str(fit) for fit in await client.check()] == [
-                f"tickets 0 of 8 because {reason}"
+                f"tickets: 0 of 8, because {reason}"
             ]
             assert [(await client.run_once()).outcome for _ in range(3)] == [
                 "declined",
@@ -205,8 +205,8 @@ class TestCheck:
             client_of(server, [*TICKETS, {"text": "c"}]) as client,
         ):
             assert [str(fit) for fit in await client.check()] == [
-                "tickets 8 of 9 because field 'label' is missing (the row has: text)",
-                f"urgency 0 of 9 because {FOR_OWNER}",
+                "tickets: 8 of 9, because field 'label' is missing (the row has: text)",
+                f"urgency: 0 of 9, because {FOR_OWNER}",
             ]
         assert backend.asked == []
 
@@ -227,4 +227,4 @@ class TestCheck:
                 await client.run_once()
                 await client.run_once()
         lines = [line["event"] for line in logs if line["log_level"] == "warning"]
-        assert lines.count(f"your rows fit urgency 0 of 8 because {FOR_OWNER}") == 1
+        assert lines.count(f"rows that fit run urgency: 0 of 8, because {FOR_OWNER}") == 1
