@@ -378,7 +378,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         machine = machine.at(state)
         state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
-    # In the alpha exchange `finished` is not asked, because a client's false alpha could end the run.
+    # In the alpha exchange `finished` is not called: a client's false alpha could end the run.
     search_ended = machine.losses_exchange and machine.method.finished(state.method)
     if state.round >= machine.spec.rounds or search_ended:
         cap = None if state.account.cap is None else state.account.cap.queries
