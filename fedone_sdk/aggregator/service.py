@@ -426,7 +426,7 @@ class Service:
         Raises:
             ProblemError: ``run_conflict`` if there is no snapshot, or the run has ended for good.
         """
-        # For round 0; for a later round, `run.apply` takes the method's state from a snapshot.
+        # Used for round 0. For a later round, `run.apply` takes the method's state from a snapshot.
         initial = run.base.initial_state().method
         await run.apply(lifecycle.roll_back, method=initial, to_round=to_round, reason=reason)
 

@@ -154,7 +154,7 @@ class RunRecord(RunHead):
 class ClosedWork:
     """A closed assignment, stored to answer repeated and late updates.
 
-    `outcome` is ``accepted``, with the response in `receipt`; or why there was no update.
+    `outcome`: ``accepted``, or why there was no update. `receipt`: the response to the update.
     """
 
     assignment_id: str
