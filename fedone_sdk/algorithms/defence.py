@@ -114,8 +114,8 @@ class Defence:
     """Limits or rejects the clients' steps. `admit` takes the memory and returns the next one.
 
     Attributes:
-        num_samples: I, the number of prompts that an update scored. The standard deviation of
-            agreements is taken as at least their sampling error, about 1/sqrt(I - 1).
+        num_samples: I, the number of prompts that an update scored. It gives a lower bound of the
+            agreements' standard deviation: their sampling error, about 1/sqrt(I - 1).
         trust_region: The longest step, as a multiple of the median recent step; None is no limit.
         outliers: An update is rejected if its agreement is below the median, or its size above the
             median, by more than this many robust standard deviations (1.48 MAD). None is no limit.

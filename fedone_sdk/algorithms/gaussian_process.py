@@ -234,7 +234,7 @@ class Comparisons(NamedTuple):
         return self.batches.totals(self._weighted())
 
     def square(self) -> float:
-        """Return the weighted sum of squared differences of losses of shape (J, I)."""
+        """Return the weighted sum of squared differences between losses of shape (J, I)."""
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:

@@ -166,7 +166,7 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
 def fitted_bias(
     log_probs: _Floats, targets: NDArray[np.int64], weights: _Floats | None = None
 ) -> _Floats:
-    """Return the label bias of the least cross-entropy, with a normal prior (`PRIOR_STD`).
+    """Return the label bias that minimises the cross-entropy, with a normal prior (`PRIOR_STD`).
 
     Args:
         log_probs: Log-probabilities of C labels for R rows, shape (R, C), nats.
