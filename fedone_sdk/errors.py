@@ -2,7 +2,7 @@
 
 FedOneError
 ├── SpecError              a RUN.yaml or a configuration is invalid
-│   └── ArgumentError      an argument of fedone, EdgeClient or AdminClient is invalid
+│   └── ArgumentError      an option of a command, or an argument of a client, is invalid
 ├── DataError              a data file or example cannot be used
 ├── ResultError            a run's result or export cannot be read, or lacks data that is needed
 ├── MethodError            a user's method failed during a run
@@ -80,7 +80,7 @@ class SpecError(FedOneError):
 
 
 class ArgumentError(SpecError):
-    """An argument of fedone, `EdgeClient` or `AdminClient` is invalid; `source` is "arguments"."""
+    """An option of a command, or an argument of a client, is invalid; `source` is "arguments"."""
 
     def __init__(self, problems: list[str] | str) -> None:
         super().__init__(problems, source="arguments")
