@@ -296,7 +296,7 @@ class TransportError(FedOneError):
         super().__init__(message)
 
 
-# The stable codes of the HTTP contract: code -> (HTTP status, title).
+# The stable codes of the HTTP contract, each with its HTTP status and its title.
 PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_message": (422, "The message is malformed"),
     "invalid_run": (422, "The run cannot be started as described"),
