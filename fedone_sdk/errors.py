@@ -2,7 +2,7 @@
 
 FedOneError
 ├── SpecError              a RUN.yaml or a configuration is invalid
-│   └── ArgumentError      an argument of a command or call is invalid
+│   └── ArgumentError      an option of a command, or an argument of a client, is invalid
 ├── DataError              a data file or example cannot be used
 ├── ResultError            a run's result or export cannot be read, or lacks data that is needed
 ├── MethodError            a user's method failed during a run
@@ -80,7 +80,7 @@ class SpecError(FedOneError):
 
 
 class ArgumentError(SpecError):
-    """An argument of a command or call is invalid; the source is "arguments"."""
+    """An option of a command, or an argument of a client, is invalid; `source` is "arguments"."""
 
     def __init__(self, problems: list[str] | str) -> None:
         super().__init__(problems, source="arguments")
@@ -296,7 +296,7 @@ class TransportError(FedOneError):
         super().__init__(message)
 
 
-# The stable codes of the HTTP contract: code -> (HTTP status, title).
+# The stable codes of the HTTP contract, each with its HTTP status and its title.
 PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_message": (422, "The message is malformed"),
     "invalid_run": (422, "The run cannot be started as described"),

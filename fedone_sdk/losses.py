@@ -14,7 +14,7 @@ __all__ = ["biased", "example_loss", "feedback", "label_loss", "predicted"]
 
 
 def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
-    """Add the task's bias to log-probabilities, except to `LOG_ZERO` (a label not written)."""
+    """Add the task's bias; `LOG_ZERO`, for a label that the model did not write, stays as it is."""
     if task.bias is None:
         return log_probs
     return tuple(
@@ -95,17 +95,17 @@ MAX_CLASSES = 4
 """The largest number of labels for which a device reports a mean loss per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""Relative to its range, a label probability gets this many times the noise of a loss. The larger
-this factor is, the less noise the losses in the same message get."""
+"""A label probability gets this many times the noise of a loss, both relative to their ranges. A
+larger factor reduces `sensitivity`, and so the noise of the losses in the same message."""
 
 
 def sensitivity(num_prompts: int) -> float:
     """Return the L2 sensitivity of what a device sends: sums over a mini-batch, divided by widths.
 
     A width is the scale of a sum's noise: 1 for the losses of I prompts, W = `PROBABILITY_WIDTH`
-    for the label probabilities of each prompt, and W / sqrt(I) for the counts of the labels. Two
-    points of a simplex are at most sqrt(2) apart, so these three parts add I, 2 I / W^2 and
-    2 I / W^2 to the squared sensitivity.
+    for the label probabilities of each prompt, and W / sqrt(I) for the counts of the labels. If an
+    example is replaced, a prompt's probabilities and the counts each change by at most sqrt(2) in
+    L2 norm. The three parts therefore add I, 2 I / W^2 and 2 I / W^2 to the squared sensitivity.
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 

@@ -98,7 +98,7 @@ Rendered = tuple[Part, ...]
 
 
 class Filling(NamedTuple):
-    """A prompt for a task with slots: one text per slot, and label words (empty: the task's)."""
+    """A prompt for a task with slots: one text per slot, and label words (if empty, the task's)."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -163,8 +163,8 @@ Labels = Annotated[
         lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
     ),
 ]
-"""Label value -> label word, in order. In JSON this is a list, because the keys of a JSON object
-have no order."""
+"""The label word of each label value, in order. In JSON this is a list, because the keys of a JSON
+object have no order."""
 
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 

@@ -362,8 +362,8 @@ def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) ->
     return [*(chosen if size is None else chosen[: size - len(missing)]), *missing]
 
 
-# A word with its inner apostrophes, hyphens and digit groups; a clitic such as 's, split off as in
-# treebanks; or a run of one punctuation mark.
+# A word with its inner apostrophes, hyphens and digit groups; an ending such as 's, as its own
+# word; or a punctuation mark and its repetitions.
 _TOKEN = re.compile(
     r"(?P<word>\w+(?:['\u2019-]\w+|(?<=\d)[.,]\d\w*)*|['\u2019](?:s|re|ve|ll|d|m|t)\b)"
     r"|(?P<mark>[^\w\s])(?P=mark)*",

@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        Fills the cache at once: requests of uncached clients count towards the limits of addresses.
+        Requests of clients that are not cached count towards the rate limit of their address.
         """
         self._generation += 1
         self._records.clear()

@@ -46,7 +46,7 @@ class Aggregator:
     Args:
         backend: The gateway's model, which the caller closes; None if clients use their own models.
         store: Store of runs and clients. The default store is in memory: a restart loses runs,
-            clients and the record of their spending.
+            clients and the record of what was spent.
         enrolment_tokens: Tokens that devices enrol with: secrets, or `EnrolmentToken` with limits.
         admin_token: Token of a user in role admin. Without `admin_token` and `admin_tokens`, the
             users' routes are closed (``forbidden``).

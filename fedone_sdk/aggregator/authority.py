@@ -176,7 +176,7 @@ def _list_of(kind: str) -> BeforeValidator:
 
 
 class Authority(Spec):
-    """Section ``auth``: who may enrol devices, and who may control runs, in which role.
+    """Section ``auth``: the tokens of devices, and the tokens and roles of users.
 
     A token is a text, or ``{env: NAME}`` to read it from the environment variable NAME.
 

@@ -54,7 +54,7 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
     # A KeyboardInterrupt is not logged here: asyncio raises it in the main program.
     if isinstance(error, Exception) and not isinstance(error, FedOneError):
-        # Formatted here, because some log renderers print local variables, such as private texts.
+        # Formatted here: some log renderers print local variables, which may contain private texts.
         lines = traceback.format_exception(error)
         _log.error("background work failed", traceback="".join(lines))
 

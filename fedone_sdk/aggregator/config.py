@@ -347,7 +347,7 @@ def _dev_rows(spec: RunSpec, folder: Path) -> tuple[tuple[Example, ...], str | N
 
 
 def _public_text(spec: RunSpec, folder: Path) -> list[str]:
-    """Return the texts of `data.train` if candidates are words counted in them, else no texts."""
+    """Return the texts of `data.train` if candidates are extracted from them, else no texts."""
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources

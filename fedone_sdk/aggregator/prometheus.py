@@ -192,7 +192,7 @@ class _ServiceFigures(Collector):
         yield "long_polls", "Open long polls on this replica", dispatcher.num_polls
         yield "replicas", "Replicas on this store, including this one", replicas.num_alive
         yield "leader", "Whether this replica is the leader", replicas.is_leader
-        text = "Whether the gateway's model is available; 0 while its circuit breaker is open"
+        text = "Whether the gateway's model is available (1) or not (0)"
         yield "model_available", text, service.trouble is None
 
     def _run_metrics(self) -> Iterator[Metric]:
@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Usage; the unit queries counts only training", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Amounts spent (queries only in training)", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Label log-probabilities from the model", ()),

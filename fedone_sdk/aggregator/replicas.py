@@ -97,14 +97,14 @@ class Replicas:
         """Start to listen for signals. The caller then loads the runs and calls `restore`."""
         self.store.listen(self._enqueue)
         self._alive = await self.store.alive()
-        # Every replica tries to acquire the leader lock on start. It succeeds only if no other
-        # replica is running: the aggregator was down.
+        # On start, every replica tries to acquire the leader lock. If it succeeds, no other
+        # replica is running, so the aggregator was down.
         self.is_leader = self._down = await self.store.lead()
 
     async def restore(self) -> None:
         """Restore the waiting clients, and charge model calls whose replica has exited.
 
-        Call it after all runs are loaded: a draw must see either all waiting clients or none.
+        Call it after all runs are loaded: a run must not draw while only some clients are restored.
         """
         down = self._down
         members = await self.store.members()
@@ -182,7 +182,7 @@ class Replicas:
             raise ExceptionGroup("failures of runs", failures)
 
     async def _poll_store(self) -> None:
-        """Check the leader lock, the other replicas, and commits without a signal."""
+        """Check the leader lock and the other replicas; find commits whose signals were lost."""
         now = asyncio.get_running_loop().time()
         # At most one check per interval, because a check costs the store more than a commit.
         if not self.store.shared or now < self._polled_at + _POLL_S:

@@ -39,7 +39,7 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _RETURN_TIMEOUT_S = 5.0
-"""How long `stop_run(gently=True)` waits for updates whose queries are answered, seconds."""
+"""How long `stop_run(gently=True)` waits for updates of clients that got all scores, seconds."""
 _START_TIMEOUT_S = 20.0
 """How long a device's request waits until the server has started, seconds."""
 
@@ -369,7 +369,8 @@ class Service:
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
-            _log.warning("run stops without updates of answered queries", run_id=run.run_id)
+            text = "run stops, but some clients that got all scores have not sent their updates"
+            _log.warning(text, run_id=run.run_id)
         finally:
             self.listeners.remove(listener)
 
@@ -416,7 +417,7 @@ class Service:
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:
             raise ProblemError(
-                "run_conflict", f"the server's model is {now!r}, but {before!r} scored the run"
+                "run_conflict", f"the server's model is {now!r}, but the run used {before!r}"
             )
 
     async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
@@ -425,7 +426,7 @@ class Service:
         Raises:
             ProblemError: ``run_conflict`` if there is no snapshot, or the run has ended for good.
         """
-        # For round 0; for a later round, `run.apply` takes the method's state from a snapshot.
+        # Used for round 0. For a later round, `run.apply` takes the method's state from a snapshot.
         initial = run.base.initial_state().method
         await run.apply(lifecycle.roll_back, method=initial, to_round=to_round, reason=reason)
 

@@ -4,7 +4,7 @@ Prompts are drawn from alpha, the weights of N tokens (candidates) at n position
 alpha by a *step*. A round may have only one client, so an update is compared with earlier updates:
 
 - its *size* (the spread of its losses) with the sizes of recent updates;
-- its *direction* with the effects that the same tokens had; the cosine is the *agreement*.
+- its *direction* with the mean effects of its tokens so far; their cosine is the *agreement*.
 
 The step is applied, shortened or rejected, and the result is recorded per client.
 """
@@ -31,13 +31,13 @@ PRIOR = 2.0
 """A token's mean effect is computed as if this many more updates had shown no effect."""
 
 _MOST_VOTE = 3.0
-"""A token's effect in an update is clipped to this many root mean squares of all effects."""
+"""A token's effect is clipped to this multiple of the root mean square effect in its update."""
 
 _FEW = 3
-"""With fewer steps, their median length is not typical: it could be that of a false update."""
+"""With fewer steps, their median may come from a false update, so a fixed bound applies too."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Upper bounds of the first steps, as fractions of alpha's norm; the second for `only_bounds`."""
+"""Fixed bounds of the first steps, as fractions of alpha's norm; the second for `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -114,8 +114,8 @@ class Defence:
     """Limits or rejects the clients' steps. `admit` takes the memory and returns the next one.
 
     Attributes:
-        num_samples: I, the number of prompts that an update scored. The standard deviation of
-            agreements is taken as at least their sampling error, about 1/sqrt(I - 1).
+        num_samples: I, the number of prompts that an update scored. It gives a lower bound of the
+            agreements' standard deviation: their sampling error, about 1/sqrt(I - 1).
         trust_region: The longest step, as a multiple of the median recent step; None is no limit.
         outliers: An update is rejected if its agreement is below the median, or its size above the
             median, by more than this many robust standard deviations (1.48 MAD). None is no limit.
@@ -155,7 +155,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # The median shows which of three steps is too long; the median of two steps does not.
+        # With 3 or more updates, the round's own steps count too: one long step is not the median.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),

@@ -60,7 +60,7 @@ reached 70 % of the possible improvement with a margin of 1, and 63, 59 and 40 %
 1.5 and 2. With honest clients, or after 300 queries, the results differed by at most 4 points."""
 
 _CONFIRMED = 1.5
-"""A confirmed prompt has, in each class, at least this sum of the trust of its mini-batches.
+"""A prompt is confirmed when the trust of its mini-batches adds up to this, in each class.
 
 A trust is at most 1, so 1.5 needs two mini-batches, and 2.5 would need three. In 30 simulated runs
 with losses of 0 or 1 (20 queries, 5 per ask) and a minimum of 2.5, 67 % of the runs deployed "no
@@ -76,7 +76,7 @@ _JITTER = 1e-6
 """This fraction of the mean variance is added to variances, so that a Cholesky root exists."""
 
 _POOLED = 8.0
-"""The mean noise of all classes counts in a class's noise like this many degrees of freedom."""
+"""Weight of the mean noise of all classes in a class's noise, as a number of degrees of freedom."""
 
 _FITTED = 128
 """Hyperparameters are fitted to the last mini-batches, up to this many prompts in all, because the
@@ -87,7 +87,7 @@ _ALL_AT_ONCE = 64
 
 
 class Estimates(NamedTuple):
-    """Estimates of each prompt's loss; the reference is "no prompt", unless another is given.
+    """Estimates of each prompt's loss, and of its difference to a reference (usually "no prompt").
 
     Attributes:
         value: Expected loss at the prompt's best bias, relative to the average prompt, shape (P,).
@@ -178,7 +178,7 @@ class Evaluator:
         """Return joint posterior draws of values, shape (count, P + Q).
 
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
-        Their nuggets (`Kernel`) are taken as 0: the observed losses do not depend on them.
+        Their nuggets (`Kernel`) are taken as 0, because no observed loss depends on them.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
@@ -211,7 +211,7 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when, for each class, two trusted mini-batches scored it. Otherwise
+        A prompt is confirmed when, for each class, two trusted mini-batches scored it. Before that,
         its bias may be fitted to one class only, because a client may have examples of one class.
         The reference is always confirmed. If no prompt is confirmed, all prompts are compared.
         """

@@ -73,7 +73,7 @@ class MiniBatches:
 
 
 class RemlNoise(NamedTuple):
-    """The noise of mini-batches of one example, after their intercepts are integrated out.
+    """The noise of mini-batches with one example each; their intercepts are integrated out.
 
     The losses of the mini-batch's prompts have the noise covariance R, and the intercept has a flat
     prior. The losses then have the precision R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1): only differences
@@ -168,7 +168,7 @@ class Kernel(NamedTuple):
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
     Attributes:
-        additive: Variance of the sum of the parts of L features about their common mean.
+        additive: Variance of the sum of L features' parts at a given common mean.
         pairs: Variance of the sum of the pairs' parts in a prompt of L features.
         nugget: Variance of the nugget.
         length: L, the number of features of a typical prompt, at least 2.
@@ -234,7 +234,7 @@ class Comparisons(NamedTuple):
         return self.batches.totals(self._weighted())
 
     def square(self) -> float:
-        """Return the weighted sum of squared differences of losses of shape (J, I)."""
+        """Return the weighted sum of squared differences between losses of shape (J, I)."""
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:

@@ -109,9 +109,9 @@ class PolicyGradient(PlainAlgorithm, ABC):
         num_samples: I, the number of prompts per ask, at least 2.
         optimizer: "adamw" or "sgd".
         alpha_min: The floor (least value) of alpha, below 1/N; nu in Theorem 3.4 of the paper. The
-            gradient at the floor is proportional to 1/alpha_min, so SGD needs a higher floor.
+            gradient at the floor grows like 1/alpha_min, so SGD needs a higher floor than AdamW.
         start: The warm start of alpha (`warm_start`); None means a uniform start.
-        seed: Breaks ties between tokens of the deployable prompt.
+        seed: For the random choice between equally likely tokens in `prompt`.
     """
 
     space: Space

@@ -56,7 +56,7 @@ class Expansions(NamedTuple):
     def of(
         cls, means: NDArray[np.floating], targets: _Floats, biases: NDArray[np.floating]
     ) -> Self:
-        """Return the functions that reported numbers define.
+        """Return the functions that are defined by the numbers from clients.
 
         Args:
             means: l, h and p of some examples, shape (..., 2 + C).
@@ -65,7 +65,7 @@ class Expansions(NamedTuple):
         """
         numbers = means.astype(np.float64)
         gradients = numbers[..., 2:] - targets
-        # Probabilities with noise are used for the gradient only; p is set to equal probabilities.
+        # Probabilities with noise are used for the gradient only; each p_k is then set to 1 / C.
         noised = numbers[..., 1:2] >= UNKNOWN_TRACE
         probabilities = np.where(noised, 1.0 / targets.shape[-1], on_simplex(numbers[..., 2:]))
         return cls(
@@ -166,7 +166,7 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
 def fitted_bias(
     log_probs: _Floats, targets: NDArray[np.int64], weights: _Floats | None = None
 ) -> _Floats:
-    """Return the label bias of the least cross-entropy, with a normal prior (`PRIOR_STD`).
+    """Return the label bias that minimises the cross-entropy, with a normal prior (`PRIOR_STD`).
 
     Args:
         log_probs: Log-probabilities of C labels for R rows, shape (R, C), nats.

@@ -101,7 +101,7 @@ class ClassLosses:
         if not np.issubdtype(counts.dtype, np.integer) or counts.shape != (groups,):
             raise ValueError(f"counts must be {groups} integers, one per group")
         if counts.min(initial=0) < 0 or not counts.any():
-            raise ValueError("counts must not be negative, and sum to at least 1")
+            raise ValueError("counts must be at least 0, and their sum at least 1")
         targets, biases = (np.array(each, dtype=np.float64) for each in (self.targets, self.biases))
         if targets.shape != (groups, labels) or not np.isfinite(targets).all():
             raise ValueError(f"targets must be finite numbers of shape ({groups}, {labels})")
@@ -172,7 +172,7 @@ class Algorithm(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Raise unless the method can continue from a state, whose memory may come from a client.
+        """Raise unless the method can continue from a state (its memory may come from a client).
 
         Raises:
             ValueError: Alpha has another shape, or the memory is not one of this method.
@@ -200,7 +200,7 @@ class Algorithm(Protocol):
         ...
 
     def search_on(self, state: State) -> State:
-        """Return the state to continue from when more asks are planned than before."""
+        """Return the state to continue from when a raised cap allows more asks than planned."""
         ...
 
     def wanted(self, state: State) -> int:

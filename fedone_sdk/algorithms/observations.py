@@ -299,7 +299,7 @@ class Observations:
     def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the label biases to score some prompts with, nats, shape (I, C).
 
-        Known prompts get their best biases. New prompts get the mean of these over all losses.
+        Known prompts get their best biases, new ones a mean of these, weighted by number of losses.
         """
         if not len(self.prompts):
             return np.zeros((len(prompts), self.biases.shape[1]))

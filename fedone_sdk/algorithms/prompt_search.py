@@ -48,7 +48,7 @@ DRAWS = 16
 """Number of posterior draws that alpha is computed from."""
 
 _REDRAWS = 8
-"""Repeated prompts are redrawn at most this often; a small space may have too few prompts."""
+"""Duplicates in an ask are redrawn at most this often: a small space may have too few prompts."""
 
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""

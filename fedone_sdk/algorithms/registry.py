@@ -1,7 +1,7 @@
 """Methods by name, and a user's own methods.
 
-A user's method is imported only for a RUN.yaml or by a program on this machine (`load_method`). A
-run that was posted over HTTP or read from a store is refused unless its method was loaded before.
+A user's method is imported (`load_method`) for a run that a RUN.yaml or a Python program on this
+machine defines. A run from HTTP or a store is refused unless its method was loaded before.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class OwnAlgorithm(PlainAlgorithm):
             return bool(self._method.finished(state))
 
     def search_on(self, state: State) -> State:
-        """Return the state to continue from when more asks are planned."""
+        """Return the state to continue from when a raised cap allows more asks."""
         with self._errors_of("search_on"):
             return self._method.search_on(state)
 

@@ -33,9 +33,9 @@ class ThompsonSampling(PromptSearch):
     prompt with the lowest drawn loss is returned, whether it is new or known.
 
     Each ask also returns the incumbent (the best known prompt). Its loss is known well, so false
-    losses are detected by their disagreement with it. In 40 runs on SST-2 (SmolLM2 and Gemma, 5
-    prompts per mini-batch of 8 rows), a fifth of the clients inverted their losses. After 100
-    queries, the search had reached 70 % of the possible improvement; without the incumbent, 60 %.
+    losses disagree with it and are detected. In 40 runs on SST-2 (SmolLM2 and Gemma, 5 prompts per
+    mini-batch of 8 rows), a fifth of the clients inverted their losses. After 100 queries, the
+    search had reached 70 % of the possible improvement; without the incumbent, 60 %.
     """
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

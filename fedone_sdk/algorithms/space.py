@@ -17,8 +17,8 @@ _ROUNDING = 1e-6
 def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.float64]:
     """Return the nearest rows that sum to 1 with every entry at least `floor`.
 
-    The projection subtracts a threshold from each row and clips at zero; sorting finds the
-    threshold (Duchi et al. 2008, figure 1). Only the mass 1 - N floor is distributed in this way.
+    The projection subtracts a threshold from each row, clips at zero and adds `floor`. The clipped
+    entries must sum to 1 - N * floor; sorting finds the threshold (Duchi et al. 2008, figure 1).
 
     Args:
         rows: Shape (..., N), finite.
@@ -117,7 +117,7 @@ class Space:
         sizes: The number of candidates of each position.
         blanks: For each position the index of its blank candidate (no text), or None.
         slots: For each position the number of its slot; slots are numbered from 0, in order.
-        width: N, if it exceeds the largest slot's size, so that candidates can be added later.
+        width: N; None means the size of the largest slot. A larger N has room for new candidates.
     """
 
     sizes: tuple[int, ...]
@@ -130,7 +130,7 @@ class Space:
         if not self.sizes or not len(self.sizes) == len(self.blanks) == len(self.slots):
             raise ValueError("a space needs a size, a blank and a slot for each position")
         if min(self.sizes) < 1 or max(self.sizes) < 2:
-            raise ValueError("a space needs a candidate at each position, and 2 at one of them")
+            raise ValueError("each position needs a candidate, and at least one position needs two")
         if self.width is not None and self.width < max(self.sizes):
             raise ValueError(f"width must be at least {max(self.sizes)}, not {self.width}")
         for size, blank in zip(self.sizes, self.blanks, strict=True):

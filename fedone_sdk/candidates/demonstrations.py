@@ -66,9 +66,9 @@ def demonstration_candidates(
 ) -> tuple[str, ...]:
     """Return blocks of solved examples from public rows.
 
-    A shot (a solved example) is the task's template after ``{slot_name}`` (or ``{prompt}``), with
-    the example's texts. The placeholder of its label word replaces ``{mask}``, or is appended if
-    there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
+    A shot (a solved example) is the part of the template after ``{slot_name}`` (or ``{prompt}``),
+    with the example's texts. The placeholder of its label word replaces ``{mask}``, or is appended
+    if there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
     messages that follow the slot's message belong to the shot too, each on its own line. Names of
     other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
     a line feed. In a block with shots of several lines, every shot ends with a blank line.

@@ -39,8 +39,8 @@ def label_candidates(
 
     Args:
         task_labels: The task's own label words, by label value.
-        sets: Other sets. Their words are used verbatim, so for a raw template they must begin with
-            a space. If `sets` is empty, `shipped_label_sets` is used.
+        sets: Other sets. In a task without a chat, their words are used as they are, so they must
+            begin with a space. If `sets` is empty, `shipped_label_sets` is used.
 
     Returns:
         Unique JSON arrays of words in the task's label order; the first array has the task's words.

@@ -133,7 +133,7 @@ def read_proposals(
     Returns:
         Unique candidates in the answer's order. A text is dropped if it is blank, has more than
         `MAX_PROPOSAL_CHARS` characters, has an invisible character, or contains a special token of
-        a model, alone or next to another candidate.
+        a model (or would form one together with a candidate before or after it).
     """
     begin, end = _margins(known)
     placeholders = re.compile("|".join(re.escape(label_placeholder(key)) for key in labels) or "$^")

@@ -111,7 +111,7 @@ class AdminClient:
         """Raise the caps that are set in `caps`; a run whose budget was exhausted continues.
 
         Raises:
-            ProblemError: ``run_conflict`` if one is lower than now, or the run has no such cap.
+            ProblemError: ``run_conflict`` if a cap is below the present one, or new to the run.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
         return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)

@@ -158,7 +158,7 @@ class KnownRuns:
         except ValueError as exc:
             raise Declining("the vocabulary is malformed") from exc
         if vocabulary.sha256 != run.vocabulary_sha256:
-            self.forget()  # Candidates may have been added between the two answers.
+            self.forget()  # Candidates may have been added since the task was sent.
             raise Declining("the vocabulary does not fit its run")
         if self._backend is not None:
             for words, form in checks:
@@ -330,5 +330,5 @@ def _is_kept(failure: Exception) -> bool:
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # The retries have failed, too: the model may be unavailable for long.
+        return False  # Retries after this short wait failed, too; the model may be down for long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _GRID = 2**30
-"""Number of grid steps between a value's bounds. `fedone_sdk.accountant` relies on it."""
+"""Number of grid steps between a value's bounds; `fedone_sdk.accountant` needs it to be large."""
 
 _RANDOM = SystemRandom()
 

@@ -91,10 +91,10 @@ async def _queries(
 
 
 class _Recorded(Wrapper):
-    """A backend that waits for `only_when` before a query, and stores the query's answer and cost.
+    """A backend that waits for `Hooks.only_when` before a query, and stores its answer and cost.
 
-    If the process ends, queries that may have been sent count as spent. Their cost is what the
-    budget is charged from `begin` to `end`, so nothing else may charge it during this time.
+    `begin` stores an upper bound on the cost of all queries, in case the process ends. The cost
+    itself is the increase of `payer`'s account since `begin`, so nothing else may be charged to it.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The rows of a device: which take part in a run, and which of their texts may leave the device.
 
 A row takes part if it has the columns that the app names. A run whose task cannot use all these
-rows is declined. Otherwise a server could select or count the rows with some property, by a
-task that fits only these rows.
+rows is declined. Otherwise a server could select or count rows with some property, by a task that
+only such rows fit.
 """
 
 from __future__ import annotations

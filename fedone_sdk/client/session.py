@@ -96,7 +96,7 @@ MAX_WAIT_S = 3600.0
 
 MAX_CALL_WAIT_S = 3.0
 """The longest ``Retry-After`` that a call waits for, seconds. After a longer one the call fails,
-because a mobile system lets an app work for minutes only."""
+and the wait becomes a part of `Turn.next_turn_s`, so that the app need not run meanwhile."""
 
 P = ParamSpec("P")
 

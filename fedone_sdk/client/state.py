@@ -39,7 +39,7 @@ Key = tuple[str, str, str]
 """Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""Of a release (a noised result): its target, losses or alpha, and 1 / noise_multiplier**2."""
+"""The target (losses or alpha) of a release (a noised result), and 1 / noise_multiplier**2."""
 
 Row = tuple[LogProbs | float | None, ...]
 """The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
@@ -359,12 +359,12 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
             raise _DamagedError(checked)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
-        # The last transactions of a killed process may be in the machine's cache only. This writes
-        # them to the disk before this process relies on them.
+        # The last transactions of a killed process may be in the machine's cache only. `erase_log`
+        # syncs the log to the disk, and then copies it. On a full disk only the copy fails.
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Disk full: the log was synced.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
     except BaseException:
         db.close()

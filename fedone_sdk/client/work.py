@@ -51,7 +51,7 @@ class Step:
         number: Index of the step in the assignment, from 0.
         prompts: P prompts of n candidate indices each, shape (P, n).
         biases: The prompts' biases for C labels, shape (P, C); None without label calibration.
-        proposal: A new candidate, scored in place of the slot's candidate in the only prompt.
+        proposal: A new candidate to try: in the step's only prompt it replaces the slot's text.
     """
 
     work: Work

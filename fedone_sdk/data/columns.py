@@ -70,7 +70,7 @@ def label_columns(rows: _Rows) -> list[str]:
         return _rank(name, _LABEL_NAMES), has_codes, len(keys[name])
 
     columns.sort(key=order)
-    # For example, ``label`` has 0 and 1, and ``label_text`` has the names of the same classes.
+    # Prefer a column with words for the same classes: ``label_text`` to ``label`` with 0 and 1.
     same = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
     best = min((columns[0], *same), key=lambda name: order(name)[1])
     return [best, *(name for name in columns if name != best)]

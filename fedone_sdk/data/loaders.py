@@ -76,7 +76,7 @@ def _text(path: Path, *, is_table: bool = False) -> str:
     try:
         return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as exc:
-        # In Western European text most non-ASCII bytes stand alone; runs mean another encoding.
+        # In Windows-1252 text, most non-ASCII bytes stand alone; in other encodings, they do not.
         runs = re.findall(rb"[\x80-\xff]+", content)
         if is_table and not is_utf16 and sum(map(len, runs)) <= 2 * len(runs):
             with suppress(UnicodeDecodeError):
@@ -193,7 +193,7 @@ def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first record is data: one of its cells is a label that others have too."""
+    """Return whether the first record is data: one of its cells is a label of later records too."""
     if any(name.casefold() in NAMES for name in header):
         return False
     for name, *column in zip(header, *data, strict=True):

@@ -69,7 +69,7 @@ class TrialRecord(Frozen):
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
         loss: The task's mean loss on the dev split, with the label bias.
-        predicted: As in `Outcomes`, like `targets` and `losses`.
+        predicted: As in `Outcomes`; so are `targets` and `losses`.
         curve: Points of the untrained prompt, of prompts during training, and of the final prompt.
     """
 
@@ -219,7 +219,7 @@ class Results:
                 sides[self._side(estimate)].append(one.entrant.name)
         pairs = max((estimate.pairs for _, estimate in compared if estimate), default=0)
         if not pairs:
-            return "Nothing is compared yet: no other method has a trial with a seed of the first."
+            return "Nothing is compared yet: no seed has trials of the first method and of another."
         parts = []
         if sides["better"]:
             parts.append(f"worse than {_names(sides['better'])}")

@@ -326,7 +326,7 @@ def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
 def label_bias(
     task: TaskSpec, rows: Sequence[LogProbs | Score | str | None], examples: Sequence[Example]
 ) -> Bias:
-    """Return the label bias of least cross-entropy, nats; zeros without log-probabilities."""
+    """Return the label bias of the lowest cross-entropy, nats; zeros without log-probabilities."""
     scored = [
         (row, int(target_of(task, example)))
         for row, example in zip(rows, examples, strict=True)

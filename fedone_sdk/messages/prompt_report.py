@@ -73,8 +73,8 @@ class PromptReport(Message):
 
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
-"""What is compared: the best constant answer; the model without a prompt; without a prompt, with a
-label bias; the untrained prompt; the shortest prompt whose metric is within the 95 % interval of
+"""What is compared: the best constant answer; the model without a prompt; the model with a label
+bias alone; the untrained prompt; the shortest prompt whose metric is within the 95 % interval of
 the deployable prompt; and the deployable prompt."""
 
 COMPARED: Mapping[Compared, str] = {

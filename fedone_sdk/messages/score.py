@@ -91,8 +91,8 @@ class Scores(Message):
     Attributes:
         log_probs: Shape (P, B, C), float32, nats; 0 for failed pairs. C is the number of labels, or
             1 for the reference text. Absent for generated texts.
-        texts: P x B generated texts, only for loss ``score`` in runs that allow it; empty for
-            failed pairs. Truncated to `MAX_WRITTEN_CHARS`.
+        texts: P x B generated texts, only for loss ``score``; empty for failed pairs. Truncated to
+            `MAX_WRITTEN_CHARS`.
         failed: (prompt, example) pairs for which the model failed.
     """
 

@@ -86,8 +86,8 @@ class LossesUpdate(_Update):
         losses: The mean loss of each prompt of the assignment, with the prompt's label bias if the
             assignment has `biases`.
         by_class: In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C
-            labels and K groups of scored examples. There is a group for each class (at most 4
-            labels), or one for all examples (more labels, or privacy). The 2 + C numbers are the
+            labels and K groups of scored examples. With at most 4 labels, each class is a group;
+            with more labels, or `privacy`, there is one group. The 2 + C numbers of a group are the
             mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean
             probability of each label. They include the prompt's label bias, and are 0 for a group
             without scored examples.

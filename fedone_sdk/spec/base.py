@@ -135,7 +135,7 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield the `keys` that are written: the short form ``candidates: labels`` lacks ``kind``."""
+    """Yield the `keys` that the file has; the short form ``candidates: labels`` has no ``kind``."""
     for key in keys:
         # ``{env: NAME}`` stands for a text.
         is_secret = isinstance(value, Mapping) and value.keys() == {"env"}

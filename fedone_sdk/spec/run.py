@@ -113,7 +113,7 @@ class RunSpec(Spec):
         if self.prompt.length_penalty and self.participation.exchange == "alpha":
             raise ValueError("prompt.length_penalty: needs participation.exchange losses")
         if self.method.pools:
-            self.check_shared_memory(self.method.name, "pools")
+            self.check_shared_memory(self.method.name, "the prompts")
         target = self.privacy and self.privacy.target
         if target == "alpha" and self.participation.exchange == "losses":
             raise ValueError("privacy.target: must be losses with participation.exchange losses")
@@ -182,7 +182,7 @@ class RunSpec(Spec):
         try:
             spec._check_defence()
         except ValueError as exc:
-            raise SpecError(f"{exc}; without defence: none, a served run has a defence") from exc
+            raise SpecError(f"{exc}; a served run's default is defence: standard") from exc
         return spec
 
     def check_caps(self, bounds: Collection[str]) -> None:

@@ -111,7 +111,7 @@ class ClientRecord:
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
         if self.runs != token.runs:
-            raise TokenRefused("the token has other runs than this client; enrol with a new nonce")
+            raise TokenRefused("this client was enrolled for other runs; enrol with a new nonce")
         return replace(self, credential_sha256=client.credential_sha256, previous_sha256=None)
 
 
@@ -154,7 +154,7 @@ class RunRecord(RunHead):
 class ClosedWork:
     """A closed assignment, stored to answer repeated and late updates.
 
-    `outcome` is ``accepted``, with the response in `receipt`; or why there was no update.
+    `outcome`: ``accepted``, or why there was no update. `receipt`: the response to the update.
     """
 
     assignment_id: str
@@ -191,7 +191,7 @@ class Commit:
         document: The new state without its arrays.
         arrays: The new arrays; None if unchanged.
         memories: New memories; each replaces the stored memory of the same client and round.
-        back_to: Round of a rollback: memories of later rounds are deleted. None for no rollback.
+        back_to: Target round of a rollback, which deletes later memories; None without a rollback.
         signal: Signal to publish after the commit; lost if the process exits before that.
     """
 

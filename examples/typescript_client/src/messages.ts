@@ -517,7 +517,7 @@ export interface Scores {
    */
   log_probs?: Tensor | null;
   /**
-   * P x B generated texts, only for loss `score` in runs that allow it; empty for failed pairs. Truncated to `MAX_WRITTEN_CHARS`.
+   * P x B generated texts, only for loss `score`; empty for failed pairs. Truncated to `MAX_WRITTEN_CHARS`.
    */
   texts?: string[][];
   /**
@@ -569,7 +569,7 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C labels and K groups of scored examples. There is a group for each class (at most 4 labels), or one for all examples (more labels, or privacy). The 2 + C numbers are the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C labels and K groups of scored examples. With at most 4 labels, each class is a group; with more labels, or `privacy`, there is one group. The 2 + C numbers of a group are the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**

@@ -67,7 +67,7 @@ class ClientPool:
         # Client that was turned away -> time at which it is expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Client that left after an assignment -> time until which others get places before it.
+        # Clients that have just worked, with the time until which they leave half the places free.
         self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}

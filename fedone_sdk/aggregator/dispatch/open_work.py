@@ -69,8 +69,8 @@ class OpenWork:
     async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
         """Refuse a model call, before its body is parsed, if the client has no open assignment.
 
-        With `body_sha256`, also refuse it if the leases have no queries left, unless the request is
-        repeated: its answer needs no new queries.
+        With `body_sha256`, also refuse a new request if the client's leases have no queries left. A
+        repeated request needs no new queries.
 
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.

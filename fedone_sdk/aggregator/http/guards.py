@@ -282,7 +282,7 @@ class Cors:
 
     async def stamp(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the headers of a response (``on_response_prepare``)."""
-        # Set even without an allowed origin: a cache must not reuse a response for another origin.
+        # `Vary` is set for every origin: a cache must not reuse a response for another origin.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)
         if origin and self._is_shared(request.match_info):
@@ -300,7 +300,7 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. Certificates do not replace credentials.
+    """TLS 1.2 or newer; TLS 1.3 with `client_ca`. Client certificates do not replace credentials.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.

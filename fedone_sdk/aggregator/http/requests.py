@@ -309,7 +309,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
         allowed = exc.headers["Allow"]
-        detail = f"{request.method} is not one of {allowed}"
+        detail = f"this path does not support {request.method}, only {allowed}"
         response = problem(ProblemError("method_not_allowed", detail))
         response.headers["Allow"] = allowed
         return response

@@ -357,8 +357,7 @@ def likeliest(
 ) -> tuple[messages.PositionProbabilities, ...]:
     """Return the `top` most probable tokens (candidates) of every position.
 
-    `alpha` has one row of weights per position. A candidate's probability is its weight divided by
-    the sum of the row; Gumbel-Softmax approaches it as its temperature goes to 0.
+    `alpha` has one row of weights per position. A probability is a weight divided by its row's sum.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)

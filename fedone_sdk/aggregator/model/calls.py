@@ -300,7 +300,7 @@ class ModelChecks:
                     "name the fingerprint of the devices' model"
                 )
             return machine
-        # Before `check_caps`, because some backends know their `bounds` only after a request.
+        # Checked before the caps, because some backends know their `bounds` only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         spec.check_caps(backend.bounds)

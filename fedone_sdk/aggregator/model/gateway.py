@@ -117,8 +117,8 @@ class ModelGateway:
 
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
-        # A failed call is not kept: a retry needs a new call, and the old call's traceback keeps
-        # texts in memory. `_failed` reads the exception, so that asyncio does not log it.
+        # A failed call is dropped: a retry needs a new one, and the traceback of the old one would
+        # keep texts in memory. `_failed` reads the exception, so that asyncio does not log it.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 

@@ -40,7 +40,7 @@ class ByClass(NamedTuple):
 
         Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
         the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). Noise can
-        break these bounds. With noise, traces must be 1 (unknown) and mean losses fit `losses`.
+        break these bounds. With it, traces must be 1 (unknown) and mean losses must equal `losses`.
 
         Args:
             losses: The mean loss of each prompt, from the same update.

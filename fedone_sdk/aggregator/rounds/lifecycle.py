@@ -33,8 +33,8 @@ def end_early(
 ) -> Result[None]:
     """End a run during a round: close open work, and aggregate the finished local steps.
 
-    If no step is finished, the round is discarded. A resume draws the same clients and prompts
-    again, so that the model's earlier answers come from the cache.
+    If no step is finished, the round is discarded. After a resume, the same clients and prompts are
+    drawn again, so that the model's earlier answers come from the cache.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
@@ -307,8 +307,8 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
     """Start a merge, if one is due: return the candidates that the proposer merges.
 
     Each is the best candidate for at least two clients, so that no single client decides.
-    A candidate is merged at most once. If n clients have scored, at most sqrt(n) candidates (but at
-    least two) are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
+    A candidate is merged at most once. If n clients have scored, at most max(2, sqrt(n)) candidates
+    are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
     """
     proposer = machine.spec.prompt.proposer
     due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
@@ -378,7 +378,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         machine = machine.at(state)
         state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
-    # In the alpha exchange clients compute alpha; a false alpha must not end the run (`finished`).
+    # In the alpha exchange `finished` is not called: a client's false alpha could end the run.
     search_ended = machine.losses_exchange and machine.method.finished(state.method)
     if state.round >= machine.spec.rounds or search_ended:
         cap = None if state.account.cap is None else state.account.cap.queries
@@ -412,9 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # The defence judges the losses of the first local step, because only its prompts can be
-    # reproduced. After several steps it judges the change of alpha instead. If the method has a
-    # memory, it still judges the losses, because alpha does not show the memory.
+    # The prompts of the first local step can be drawn again, so the defence can judge its losses.
+    # If the seat has more steps, the defence judges the change of alpha instead; but if the method
+    # has a memory, it judges the first losses even then, because alpha does not show the memory.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)

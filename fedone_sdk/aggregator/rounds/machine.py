@@ -372,7 +372,7 @@ class RoundMachine:
         return drawn
 
     def _without_own(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
-        """Replace candidates that the client wrote, which it must not score, by their parents."""
+        """Replace a client's own candidates by their parents: it must not score its own texts."""
         written_by_client = [origin for origin in state.lineage if origin.client == client]
         if not written_by_client:
             return drawn

@@ -40,7 +40,7 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: Number of prompts of the assignment, I.
         num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
-        reflects: Whether the client may write a candidate; the lease then has a query to try it.
+        reflects: Whether the client may write a candidate, and the lease has a query to score it.
         calls: Ids of the client's gateway requests, whose queries are in `used`.
         sent: Upper bounds on the costs of pending gateway calls, without queries, by reservation.
         used: Number of queries sent to the gateway, and the cost of finished calls.
@@ -48,7 +48,7 @@ class Seat:
         local: The client's state of the method; None if it equals the run's state of the method.
         losses: For each local step, the losses of its prompts.
         by_class: For each local step, the losses per class, if the run estimates label biases.
-        whole: Whether each mini-batch contains all rows that the client had when it was drawn.
+        whole: Whether each mini-batch contains all rows that the client had when it got the seat.
     """
 
     number: int
@@ -147,8 +147,8 @@ class RunState:
         summary: The reason for viewers, without the text of a provider or a device; None if viewers
             get `reason`.
         round: Number of rounds done, which is the index of the current round.
-        account: Caps, spending and leases; queries of the evaluation are not counted.
-        evaluation: Spending and leases of the evaluation. Their cost is also in `account`.
+        account: Caps, spending and leases. They include the evaluation, except for its queries.
+        evaluation: Spending and leases of the evaluation alone, with its queries.
         drawn_last: Clients that lost a seat in this round; they are drawn only if no others wait.
         lost: Number of assignments lost since the last accepted update.
         last_lost: Why the last assignment was lost: a text for viewers, and one for operators.

@@ -352,7 +352,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """After an update, remove one of the client's strikes; strikes of others become `proven`."""
+    """After an update, remove its client's recent strikes and one proven; prove those of others."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

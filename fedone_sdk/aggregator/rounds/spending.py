@@ -59,7 +59,7 @@ def lease_cost(
     - A decline costs the reported usage. A client gains nothing by a low report here, because it
       sends no losses.
     - Without a report, the whole lease is charged, because the client may have queried its model.
-      If the run has a gateway, its caps are for the server's costs: only gateway calls are charged.
+      But if the run has a gateway, only gateway calls are charged: caps limit the server's costs.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries

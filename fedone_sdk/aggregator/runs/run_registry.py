@@ -281,7 +281,7 @@ class RunRegistry:
 async def _check_same_model(run: ServedRun) -> None:
     before, now = run.state.model, run.machine.gateway_model
     if before and now and before != now:
-        models = f"the server's model is {now!r}, but {before!r} scored the run"
+        models = f"the server's model is {now!r}, but the run used {before!r}"
         reason = f"{models}; resume the run to accept the server's model"
         if reason not in (run.state.reason or ""):
             await run.pause(reason)

@@ -216,7 +216,7 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # Devices use the description only to write candidates, and the score only for its schema.
+        # Devices need `description` only to write candidates, and `score` only if it has a schema.
         unused = {} if self.spec.prompt.reflects else {"description": None}
         unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(
@@ -363,7 +363,7 @@ class RunView:
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
         """Return the shortest prompt that may be as good as the tuned one, and its label bias.
 
-        Returns None if prompt tokens have no price, or if this is the tuned prompt or no prompt.
+        Returns None if prompt tokens have no price, or if it would be the tuned or an empty prompt.
         """
         method = self.machine.method
         if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):

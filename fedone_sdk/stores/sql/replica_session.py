@@ -191,7 +191,7 @@ async def _process_of(driver: Any, engine: AsyncEngine) -> int:
         if len({*processes}) == 1:
             return processes[0]
     raise FedOneError(
-        "the store's connections pass a pooler in transaction mode (such as PgBouncer's), in which "
+        "the store's connections use a pooler in transaction mode (such as PgBouncer's), in which "
         "advisory locks and LISTEN do not work; use session mode, or connect to the server itself"
     )
 

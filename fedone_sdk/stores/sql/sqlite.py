@@ -167,8 +167,8 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             try:
                 result: T = await write.done
             except asyncio.CancelledError:
-                # Without this, retries of cancelled callers would fill the queue. A write that has
-                # started is completed.
+                # A queued write is removed; otherwise retries of cancelled callers would fill the
+                # queue. A write that has started is completed.
                 if write in self._waiting:
                     self._waiting.remove(write)
                 elif self._writing is not None:
@@ -280,7 +280,7 @@ def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]])
 def _erase(writer: Connection) -> None:
     driver: Any = writer.connection.driver_connection
     if not erase_log(driver):
-        _log.warning("deleted data stays in the store's log until its readers have ended")
+        _log.warning("deleted data stays in the write-ahead log until its readers have ended")
 
 
 def _run_in_savepoint(
@@ -349,7 +349,7 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # Not deferred for writes: a deferred transaction that has read fails at its first write if
-        # another process has written in between.
+        # After a plain BEGIN, a transaction that reads first fails at its first write if another
+        # process has written in between.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -42,7 +42,7 @@ def test_one_slot_draws_as_a_plain_vocabulary_does() -> None:
     [
         ({"sizes": (), "blanks": (), "slots": ()}, "for each position"),
         ({"sizes": (2, 3), "blanks": (None,), "slots": (0, 1)}, "for each position"),
-        ({"sizes": (1, 1), "blanks": (None, None), "slots": (0, 1)}, "2 at one of them"),
+        ({"sizes": (1, 1), "blanks": (None, None), "slots": (0, 1)}, "one position needs two"),
         ({"sizes": (2,), "blanks": (2,), "slots": (0,)}, "blank must lie"),
         ({"sizes": (2, 2), "blanks": (None, None), "slots": (1, 2)}, "numbered from 0"),
         ({"sizes": (2, 3), "blanks": (None, None), "slots": (0, 0)}, "same candidates"),

@@ -1,4 +1,4 @@
-"""The first schema, which `schema.prepare` creates from the tables themselves."""
+"""The first schema, which `schema.prepare` creates from the table definitions."""
 
 revision = "0001"
 down_revision = None
