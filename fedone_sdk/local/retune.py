@@ -351,14 +351,14 @@ def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact)
 
 def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
     if (change := report.change) is not None:
-        conclusion = (
+        outcome = (
             "it is worse on the new model"
             if change.high < 0
             else "it is better on the new model"
             if change.low > 0
             else f"it may be worse by up to {-change.low:.3f}"
         )
-        yield f"Gain of the old prompt as it is, from old to new model: {_text(change)}; {conclusion}."
+        yield f"Gain of the old prompt as it is, from old to new model: {_text(change)}; {outcome}."
     if not finished:
         yield "No recommendation yet, because the run has not ended."
     elif report.recommended is None:
