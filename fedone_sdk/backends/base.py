@@ -420,7 +420,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         with self._loading:
             if self._model is None:
                 self._model = self._load_model()
-                _ = self.fingerprint  # Cached by this thread, because hashing the file blocks.
+                _ = self.fingerprint  # Cached in this thread: hashing a file is slow.
             return self._model
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

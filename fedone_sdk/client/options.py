@@ -146,11 +146,11 @@ class WorkPolicy:
             exceed them is declined. The usage is stored in the client's `state_dir`. Without a
             `backend` only `queries` can be capped. None is no cap.
         labels: The device declines a run whose labels do not include all of these. Rows with other
-            labels take part in no run. None is all labels in the rows; a declined run then shows
-            the server that some row has a label that is not in the run.
+            labels take part in no run. With None all labels of the rows are required; if the device
+            then declines a run, the server learns that some row has a label that the run lacks.
         reflect: The model that may write candidates from rows that were answered wrongly: a model
-            on the device (candidates that quote a row are dropped, but there is no noise); or
-            ``gateway``, the run's model, which reads the rows with their labels. None is no model.
+            on the device (candidates that quote a row are dropped; others are sent without noise),
+            or ``gateway``: the run's model, which reads the rows and labels. None is no model.
 
     Raises:
         SpecError: `reflect` is neither a model nor ``gateway``.

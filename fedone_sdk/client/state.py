@@ -215,7 +215,7 @@ class DeviceState:
         Args:
             entries: Values by key; None deletes an entry.
             counted: A release to count in the same transaction.
-            durable: Whether memory also stays unchanged if the file cannot be written.
+            durable: Whether to drop the changes if the write fails; otherwise memory keeps them.
             erases: Whether to erase deleted entries from SQLite's log (WAL), too.
         """
         changes = {**self._missing, **self._evicted(entries), **entries}

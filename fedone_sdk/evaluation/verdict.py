@@ -252,7 +252,8 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
         summary = f"{one} with one answer for everything; {summary}"
         return f"no better than guessing: {reached}, and {summary}"
     needed = verdict.needed_examples
-    tell = "" if needed is None else f"; {needed:,} dev rows show such a difference with 80 % power"
+    would = "dev rows would show such a difference with 80 % power"
+    tell = "" if needed is None else f"; {needed:,} {would}"
     if base.gain.low > 0:
         return f"{summary}, but not distinguishable from one answer for everything ({one}){tell}"
     return f"{summary}, not distinguishable from luck{tell}"

@@ -71,7 +71,7 @@ class Seats(Message):
 
 
 class TokenProbability(Message):
-    """A candidate (empty for the blank) and its probability at a position, from 0 to 1."""
+    """A candidate at a position (empty if it leaves the position empty), and its probability."""
 
     token: str
     probability: float

@@ -211,7 +211,10 @@ def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
 
 
 class Store(Protocol):
-    """Durable state. Each method is one transaction, which is on disk when the method returns."""
+    """Durable state. Each method is one transaction, which is on disk when the method returns.
+
+    Only `join` and `leave` may return earlier; the next commit of a run then writes their changes.
+    """
 
     async def open(self) -> None:
         """Connect; create or migrate the schema if necessary."""
@@ -278,10 +281,7 @@ class Store(Protocol):
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Add or replace a waiting client, and publish `signals` in the same transaction.
-
-        The change is durable at the latest with the next commit.
-        """
+        """Add or replace a waiting client, and publish `signals` in the same transaction."""
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
         """Remove clients that no longer wait; `signals` as for `join`."""

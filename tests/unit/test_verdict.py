@@ -207,7 +207,7 @@ def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() 
     share = f"{100 * gain.probability:.0f} %"
     assert said(verdict).endswith(
         f", {share} likely to help) for USD 0.0045, not distinguishable from luck; "
-        f"{verdict.needed_examples:,} dev rows show such a difference with 80 % power"
+        f"{verdict.needed_examples:,} dev rows would show such a difference with 80 % power"
     )
     # Four of five samples of so many rows do.
     rng, shown = np.random.default_rng(0), 0

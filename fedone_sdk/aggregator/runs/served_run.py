@@ -50,7 +50,8 @@ class ServedRun(RunView):
     was first: the copy is reloaded, and the handler is applied again.
 
     Args:
-        available: Returns the number of examples of each client that can be drawn, by index.
+        available: Returns, for each client that can be drawn now, its number of examples; keys are
+            enrolment indices.
         listener: Called with every change after its commit.
 
     Attributes:
@@ -59,7 +60,7 @@ class ServedRun(RunView):
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.
-        needs_seating: Whether `fill` has to draw clients, or to end the run.
+        needs_seating: Whether `fill` must draw clients, or end a run that no client fits.
     """
 
     def __init__(
@@ -253,8 +254,8 @@ class ServedRun(RunView):
     async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a handler, with those that come from the store and the pool.
 
-        For `charge_lost_replicas`, replicas that have started since its call are added to `alive`,
-        so that their calls are not charged as lost.
+        For `charge_lost_replicas`, `alive` also gets the replicas that have started meanwhile.
+        Otherwise their model calls would be charged as lost.
         """
         more: dict[str, Any] = {}
         if handler is lifecycle.charge_lost_replicas:

@@ -1,7 +1,7 @@
 """The SQL of the store's methods for both databases; each function runs in an open transaction.
 
 Changes of tokens and clients first lock the row of ``num_clients``, which serialises them across
-replicas. Therefore indices have no gaps, and a token's uses are counted exactly.
+replicas. Therefore the clients' index numbers have no gaps, and a token's uses are counted exactly.
 """
 
 from __future__ import annotations
