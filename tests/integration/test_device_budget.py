@@ -92,5 +92,5 @@ async def test_a_budget_of_the_devices_own(
 
 @pytest.mark.parametrize("unit", ["requests", "tokens", "usd"])
 def test_a_cap_that_cannot_be_kept(unit: str) -> None:
-    with pytest.raises(SpecError, match=rf"policy\.budget\.{unit}: .* allowed: queries"):
+    with pytest.raises(SpecError, match=rf"policy\.budget\.{unit}: .* can only cap queries"):
         edge_client("http://x", data=DATA, token=TOKEN, budget=Budget(**{unit: 1}))
