@@ -66,7 +66,7 @@ class Evaluation(calls.Companion):
         self._score = calls.charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
-        # Round, its prompt, and the number of rollbacks before it. None wakes a waiting task.
+        # Round, the prompt after it, and the number of rollbacks so far. None wakes `_measure_run`.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._is_waiting = False
         self._bugs = calls.BugCounter("the evaluation")
