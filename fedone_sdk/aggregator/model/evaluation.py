@@ -152,7 +152,7 @@ class Evaluation(calls.Companion):
         result = await self._measure(shown, self._examples)
         if result is None:
             return
-        # A prompt with a metric is never measured again, so its outcomes must be stored first.
+        # A prompt with a metric is never measured again, so store its outcomes before its metric.
         metric, prediction = result
         outcomes = Outcomes.of(which, prediction)
         await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
