@@ -101,7 +101,7 @@ export class Account {
     } catch {
       // Damaged.
     }
-    throw new FedOneError(`storage: ${KEY} is damaged, so what the device gave away is not known`);
+    throw new FedOneError(`storage: ${KEY} is damaged: the spent epsilon is unknown`);
   }
 
   /**
