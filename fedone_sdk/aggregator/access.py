@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        Requests of clients that are not cached count towards the rate limit of their address.
+        On device routes, the rate limit of an address does not apply to cached clients.
         """
         self._generation += 1
         self._records.clear()
@@ -175,7 +175,7 @@ class Access:
             await self._on_changed(client.index)
         else:
             self._cache(client)
-            # Other replicas then update `num_clients`, which decides whether rounds can be filled.
+            # Lets other replicas update `num_clients`, which decides whether rounds can be filled.
             await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)

@@ -35,7 +35,7 @@ def new_secret(prefix: str) -> str:
 def digest(secret: str) -> str:
     """Return the hex SHA-256 of a secret; a slow hash is unnecessary for secrets of high entropy.
 
-    Lone surrogates in the text stand for bytes of an HTTP header that are not UTF-8.
+    aiohttp decodes header bytes that are not UTF-8 to lone surrogates; those bytes are hashed.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -80,7 +80,7 @@ def _run_patterns(value: object) -> tuple[str, ...] | None:
         raise ValueError("must be a list of names of runs; * stands for any text")
     if not value:
         raise ValueError("must have at least one run or pattern; leave out the key for all runs")
-    # The pattern excludes the other special characters of `fnmatch`.
+    # Of the special characters of `fnmatch`, the pattern allows only the asterisk.
     if not all(map(_PATTERN.fullmatch, value)):
         raise ValueError(
             "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"

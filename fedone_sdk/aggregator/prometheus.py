@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Amounts spent (queries only in training)", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Amounts spent (unit queries: of training only)", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Label log-probabilities from the model", ()),

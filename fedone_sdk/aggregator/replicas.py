@@ -43,7 +43,7 @@ class Retention(Spec):
 
     Attributes:
         ended_runs_days: From a run's end to the removal of all its data; its name stays reserved.
-        logs_days: From the end of a run that cannot be resumed to the removal of its log; its
+        logs_days: From a run's end to the removal of its log, if the run cannot be resumed; its
             result and prompt stay.
         closed_work_days: From a run's end to the removal of the stored responses to its updates. An
             update that is sent again later gets 404.
@@ -309,7 +309,7 @@ class Replicas:
             self.dispatcher.wake()
         else:
             self.dispatcher.note_seats(run.run_id, changed.offered)
-        # Event streams show these changes at once. Other changes are loaded on the next access.
+        # Changes that event streams show are loaded now, other changes on the next access.
         if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 

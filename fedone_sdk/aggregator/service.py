@@ -176,7 +176,7 @@ class Service:
         await self.store.close()
 
     def drain(self) -> None:
-        """Answer polls immediately, without work; clients can still send updates for open work."""
+        """Answer polls at once; assign no work. Clients can still send updates for open work."""
         self.draining = True
         self.dispatcher.drain()
         for run in self.runs.values():
@@ -312,7 +312,7 @@ class Service:
         if state.running or state.paused:
             raise ProblemError("run_conflict", "the run is running; stop it first")
         if state.seats or state.account.leases or state.evaluation.leases:
-            raise ProblemError("run_conflict", "the run has open work; wait until it has ended")
+            raise ProblemError("run_conflict", "the run has open work; wait until none is open")
         if not dry:
             try:
                 await self._delete(run.run_id, run.version)

@@ -37,7 +37,7 @@ _FEW = 3
 """With fewer steps, their median may come from a false update, so a fixed bound applies too."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Fixed bounds of the first steps, as fractions of alpha's norm; the second for `only_bounds`."""
+"""Fixed bounds of the first steps, as fractions of alpha's norm: without and with `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -155,7 +155,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # With 3 or more updates, the round's own steps count too: one long step is not the median.
+        # A round's own steps count if there are 3 or more: one long step is then not their median.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),

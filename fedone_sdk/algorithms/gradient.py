@@ -33,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def longest_step(self, largest: float) -> float:
-        """Return a bound on the change of a parameter, if no parameter exceeds `largest`."""
+        """Return a bound on how far `update` moves a parameter, if none exceeds `largest`."""
         ...
 
 
@@ -108,8 +108,8 @@ class PolicyGradient(PlainAlgorithm, ABC):
     Attributes:
         num_samples: I, the number of prompts per ask, at least 2.
         optimizer: "adamw" or "sgd".
-        alpha_min: The floor (least value) of alpha, below 1/N; nu in Theorem 3.4 of the paper. The
-            gradient at the floor grows like 1/alpha_min, so SGD needs a higher floor than AdamW.
+        alpha_min: The floor (least value) of alpha, below 1/N; nu in Theorem 3.4 of the paper. An
+            SGD step at the floor grows like 1/alpha_min, so SGD needs a higher floor than AdamW.
         start: The warm start of alpha (`warm_start`); None means a uniform start.
         seed: For the random choice between equally likely tokens in `prompt`.
     """

@@ -236,7 +236,7 @@ class Observations:
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
-        """Return the prompts of some rows, in this order, with the last `size` of their losses."""
+        """Return the prompts in some rows, in the given order, with the last `size` losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
 
@@ -297,9 +297,9 @@ class Observations:
         return self.expansions.at(self.biases[self.rows][:, None]).losses
 
     def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the label biases to score some prompts with, nats, shape (I, C).
+        """Return the best label biases of prompts, to score them with; nats, shape (I, C).
 
-        Known prompts get their best biases, new ones a mean of these, weighted by number of losses.
+        A new prompt gets the mean bias of the observed prompts, weighted by number of losses.
         """
         if not len(self.prompts):
             return np.zeros((len(prompts), self.biases.shape[1]))

@@ -359,7 +359,7 @@ class PromptSearch(ABC):
         """Return the prompts with the lowest values in posterior draws, shape (count, n).
 
         A draw has values of the observed prompts, and of new prompts near the reference or near one
-        of the best prompts. `_changed` limits the new prompts that may win in each draw.
+        of the best prompts. In a draw, a new prompt can be the lowest only if `_changed` allows it.
         """
         best = known.prompts[rng.integers(min(len(known.prompts), ELITE), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))

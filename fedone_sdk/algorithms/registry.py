@@ -169,8 +169,8 @@ def own_method(
     make = None if spec.object is None else _loaded.get(spec.object)
     if make is None:
         raise SpecError(
-            f"method.object: {spec.object!r} was not loaded here. Only a RUN.yaml loads it: "
-            "pass the file that names it (--run RUN.yaml, or the key runs of a server's config)",
+            f"method.object: {spec.object!r} was not loaded here. To load it, pass the "
+            "RUN.yaml that names it (--run RUN.yaml, or the key runs of a server's config)",
             source="run",
         )
     available: dict[str, Any] = {
@@ -203,8 +203,8 @@ def own_method(
 def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
     """Check that an object implements the protocol `Algorithm`, by calling its members.
 
-    The states must be storable, and equal inputs must give equal results, because a restarted
-    server repeats calls.
+    The states must be storable. Equal inputs must give equal results, because a restarted server
+    repeats calls.
 
     Raises:
         MethodError: The object violates the protocol; the message names the member.

@@ -77,8 +77,8 @@ def draw_prompts(
         Tokens (indices of candidates), shape (I, n).
     """
     cumulative = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below 1. The division makes it exactly 1, and all uniform
-    # numbers are below 1. With side="right" a token of probability 0 is never drawn.
+    # Rounding may leave the last sum below a uniform number. The division makes it exactly 1, which
+    # no uniform number reaches. With side="right" a token of probability 0 is never drawn.
     cumulative /= cumulative[:, -1:]
     uniforms = rng.random((num_samples, len(cumulative)))
     indices = np.empty(uniforms.shape, dtype=np.int64)

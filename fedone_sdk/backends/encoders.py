@@ -44,7 +44,7 @@ class Encoding(NamedTuple):
 class _Encoder:
     # Put before a continuation, because some tokenisers treat the start of a text differently.
     _anchor = ""
-    # Whether label words may have several tokens; if not, the error for such a word has the advice.
+    # Whether label words may have several tokens, and advice for the error if they may not.
     _multi_token, _advice = False, ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
@@ -196,7 +196,7 @@ class CausalEncoder(_Encoder):
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-        # The start tokens are the special tokens before a text; there may also be some after it.
+        # The start tokens are the special tokens before a text; others may follow it.
         plain, framed = ids("a"), ids("a", special=True)
         starts = [at for at in range(len(framed)) if framed[at : at + len(plain)] == plain]
         if not plain or not starts:

@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens are requested first: each takes 10 microseconds. All
-tokens are requested only if a label word is not among these."""
+"""How many of the likeliest next tokens are requested first. All tokens are requested only if a
+label word is not among these, because each token takes 10 microseconds."""
 
 _TIMED_TOKENS = 32
 
@@ -57,8 +57,8 @@ class LlamaEngine:
 
     Args:
         context_length: Maximum tokens of a sequence.
-        exact: Whether attention is computed in float32. The engine's default is half precision. It
-            is a fifth faster, and changes log-probabilities by 0.01 nats, less than quantisation.
+        exact: Whether attention is computed in float32. Half precision, the engine's default, is a
+            fifth faster. It changes log-probabilities by 0.01 nats; quantisation changes them more.
     """
 
     def __init__(self, file: Path, *, context_length: int, threads: int, exact: bool) -> None:
@@ -121,7 +121,7 @@ class LlamaEngine:
     ) -> dict[int, float]:
         """Return the most likely next tokens after a prompt, and their log-probabilities."""
         # The bias makes the engine sample a fixed token. If it sampled a part of a character, it
-        # would return no log-probabilities. The returned ones do not include the bias.
+        # would return no log-probabilities. The bias changes no returned log-probability.
         choice = self._complete(
             prompt,
             fresh=fresh,
@@ -266,7 +266,7 @@ class GgufEncoder(CausalEncoder):
     def special_names(self, text: str) -> list[str]:
         """Return the special tokens in a text."""
         return [
-            name  # The token is special: the same characters as plain text have other tokens.
+            name  # A special token: as plain text, its name has other tokens.
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]

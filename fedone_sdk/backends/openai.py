@@ -259,8 +259,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendError("the task is a chat, which needs api: chat, not api: completions")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._list_error or BackendError(
-                "the task begins the answer, and only llama.cpp's server and vLLM are known to "
-                "continue it: remove task.chat.assistant, or use one of these servers",
+                "task.chat.assistant begins the answer, and only llama.cpp's server and vLLM are "
+                "known to continue an answer: remove this key, or use one of these servers",
                 url=self._server.url,
             )
 

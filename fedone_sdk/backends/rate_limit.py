@@ -196,5 +196,5 @@ class RateLimiter:
 
     def _end(self) -> None:
         self._under_way -= 1
-        # Deferred: after a failure the caller can call `refuse_waiting` before a request starts.
+        # Deferred, so that after a failure the caller can first call `refuse_waiting`.
         self._pump_soon()

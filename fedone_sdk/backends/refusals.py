@@ -19,10 +19,10 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row before a neutral input is sent; it is sent again when they have doubled."""
+"""Refusals in a row before a neutral input is sent; after twice as many it is sent again."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row that block a form, by whether an input of the form was ever answered."""
+"""Refusals in a row that block a form. True: the model has answered an input of the form before."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"

@@ -152,7 +152,7 @@ class RequestForm:
                 self._num_top = _SMALL_TOP
                 raise self._changed(f"at most {_SMALL_TOP} tokens with log-probabilities")
             raise self.no_log_probs()
-        # If an input is too long, some servers name max_tokens; another name does not help then.
+        # If an input is too long, some servers name max_tokens. Renaming the field does not help.
         other = _OTHER_NAME[self._max_tokens_name]
         renamed = (other in text or _UNKNOWN.search(text)) and "context" not in text
         if names(self._max_tokens_name) and renamed and self._once("max_tokens"):

@@ -298,7 +298,7 @@ def _tiktoken_encoding(model: str) -> tuple[Any, str]:
         except Exception as exc:
             loading.set_exception(exc)
 
-    # A daemon thread, because the download has no time limit, and must not delay the exit.
+    # A daemon thread: the download continues after the time limit, and must not delay the exit.
     threading.Thread(target=load, name="fedone-tiktoken", daemon=True).start()
     try:
         return loading.result(_TIKTOKEN_TIMEOUT_S), ""

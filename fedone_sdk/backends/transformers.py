@@ -152,7 +152,7 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
 def _add_sequences(
     sequences: list[list[int]], start: list[int], endings: Sequence[list[int]]
 ) -> list[list[Pick]]:
-    """Add the sequences of one input; return the picks of each ending, which is a text to score."""
+    """Add the sequences of one input; return the picks of each ending (a text to score)."""
     indices: dict[tuple[int, ...], int] = {}
     picks = []
     for ending in endings:

@@ -135,7 +135,7 @@ class _Form(NamedTuple):
             raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
         begin = next(i for i, (_, name, _) in enumerate(messages[first]) if name == mark) + 1
         *inputs, answer = [messages[first][begin:], *messages[first + 1 :]]
-        # Each message is on its own line, even an answer without text before it.
+        # Each message is on its own line. Inputs without text or fields are left out.
         lines = [part for part in inputs if any(text.strip() or name for text, name, _ in part)]
         lines.append(answer)
         pieces = [piece for line in lines for piece in [("\n", None, None), *line]][1:]

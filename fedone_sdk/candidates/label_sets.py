@@ -68,7 +68,7 @@ def label_candidates(
 
 
 def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Return sets of label words that ship with the SDK for tasks with the same words.
+    """Return the sets of label words, shipped with the SDK, that can replace the task's words.
 
     The sets are grouped into families. The result is the family in which one set has the task's
     words, in any order; it is empty without such a family. Each set is returned in the task's label

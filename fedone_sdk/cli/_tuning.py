@@ -65,8 +65,8 @@ def next_steps(
     if state is None:
         if is_resumable(result):
             cache = spec.backend.cache
-            kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
-            yield f"{result.reason}; {kept} is kept because of --no-store"
+            kept = "" if cache is None else f"; its answers are in {cache}"
+            yield f"{result.reason}; the run is not stored (--no-store){kept}"
         return
     store = shlex.quote(str(state.store))
     if not result.rounds and result.status == "budget_exhausted":
@@ -91,7 +91,7 @@ def next_steps(
 def abortable(state: RunState | None) -> AbstractContextManager[None]:
     """At a second Ctrl-C, exit and print the command that continues the run."""
     if state is None:
-        return interruptible("aborted; nothing is kept because of --no-store")
+        return interruptible("aborted; the run is not stored (--no-store)")
     return interruptible(
         "aborted; pending requests count as spent. Continue with: " + same_command()
     )

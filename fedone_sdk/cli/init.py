@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
-"""How many times more `rounds` a new run has than its cap pays for: a raised cap can use them."""
+"""A new run has this multiple of the rounds that its cap pays for: the cap may be raised later."""
 
 _TUNE_S = 600.0
 """Maximum planned duration of a run on a local model, seconds; texts are cut to stay below it."""

@@ -229,7 +229,7 @@ class Results:
         basis += _counted(self.num_examples, "dev example")
         name = first.entrant.name
         if not parts:
-            text = f"No difference from {name} was seen: {_names(sides['open'])} ({basis})."
+            text = f"No difference from {name} was seen for {_names(sides['open'])} ({basis})."
         else:
             text = f"{name} is {' and '.join(parts)} ({basis})."
             if sides["open"]:

@@ -233,8 +233,8 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     reached = f"{metric} {metric_text(tuned.value)}"
     if base.gain is None:
         return (
-            f"{reached} for {cost}, against {metric_text(base.value)} for {over}: "
-            "a metric of your own has no interval"
+            f"{reached} for {cost}, against {metric_text(base.value)} with {over}: "
+            "no verdict, because a metric of your own has no interval"
         )
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
     if verdict.conclusion == "no_prompt":
@@ -327,7 +327,7 @@ def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
 def label_bias(
     task: TaskSpec, rows: Sequence[LogProbs | Score | str | None], examples: Sequence[Example]
 ) -> Bias:
-    """Return the label bias of the lowest cross-entropy, nats; zeros without log-probabilities."""
+    """Return the label bias with the least cross-entropy, nats; zeros without log-probabilities."""
     scored = [
         (row, int(target_of(task, example)))
         for row, example in zip(rows, examples, strict=True)
@@ -378,7 +378,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer (for a loss: the labels' frequencies)."""
+    """Return outcomes of the best constant answer; for a loss, it is the label frequencies."""
     targets = after.targets
     if not targets:
         return None

@@ -114,7 +114,7 @@ _BIAS_QUERIES = 10
 _DIGITS = 32
 
 _IGNORED_FIELDS = {"backend", "gateway", "name"}
-"""Fields of a run that do not affect results; the model is identified by its fingerprint."""
+"""Fields of a run that do not identify a trial. A trial has the model's fingerprint instead."""
 
 _UNEQUAL = (
     "budget: a cap on requests, tokens or usd lets later trials run longer, because answers in the "

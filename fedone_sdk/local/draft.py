@@ -100,7 +100,7 @@ async def draft(
 
     `rows` are the public rows, with the keys ``text`` and ``label``; `columns` are the original
     names of these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a
-    text and for what its label says. `words` are the labels' meanings. What is None is derived.
+    text and for what its label says. `words` are the labels' meanings. If None, they are derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -354,7 +354,7 @@ def _shipped_sets() -> list[list[str]]:
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return the SDK's sets of the family of `main`; if `main` is empty, all sets in all orders."""
+    """Return the SDK's sets for the task words `main`; without words, all sets in all orders."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         fitting = (words for words in _shipped_sets() if len(words) == len(labels))

@@ -1,7 +1,7 @@
 """Estimates of a run's cost and duration, from its rows, prices and a short timing.
 
-A step is one local step of a client: the prompts of one `ask`, on one mini-batch. A quote is the
-expected usage of a query without a cache, counted from the texts of the query.
+A step is one local step of a client: the prompts of one `ask`, on one mini-batch. A quote is an
+upper bound on a query's usage, counted from its texts. The plan expects this usage.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Sum of the dev rows of all measurements, without that of a cheaper prompt."""
+        """Sum of the dev rows of all measurements, except the measurement of a cheaper prompt."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 

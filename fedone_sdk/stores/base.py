@@ -416,8 +416,8 @@ async def log_pages(
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, which runs to completion even if the caller is cancelled.
 
-    Otherwise a thread, which cannot be cancelled, could use a connection after `close`; and nobody
-    would know whether a cancelled PostgreSQL statement had an effect.
+    If `work` were cancelled too, a thread, which cannot be cancelled, could use a connection after
+    `close`, and it would be unknown whether a PostgreSQL statement had an effect.
     """
     task = asyncio.create_task(work, name="store transaction")
     try:

@@ -392,7 +392,7 @@ class TestLostAnswers:
         if known:
             await mine
         else:
-            with pytest.raises(FedOneError, match="whether it was stored is unknown") as caught:
+            with pytest.raises(FedOneError, match="commit was stored is unknown") as caught:
                 await mine
             assert not isinstance(caught.value, VersionConflict)
         assert await store.versions() == {"run-1": num_later + 1}

@@ -22,6 +22,8 @@ export type Admitted =
 /** All that a server learns of why rows are not used, where they are private. */
 export const WITHHELD = "the run does not fit this device";
 
+const UNCOVERED = "the run's labels do not include all labels of the device";
+
 /**
  * What a device lets a run use of its rows; every other module asks here.
  *
@@ -68,16 +70,12 @@ export class Consent {
       (row) => texts.every((name) => isSendable(row[name])) && this.#isLabelled(task, row),
     );
     if (rows.length === 0) return { refusal: "no row is complete" };
-    const covered = rows.every((row) => task.usable(row));
-    return covered
-      ? { rows }
-      : { refusal: "the run's labels do not include all labels of the device" };
+    return rows.every((row) => task.usable(row)) ? { rows } : { refusal: UNCOVERED };
   }
 
   #refusal(task: Task, gateway: boolean): string | undefined {
     if (task.loss !== "score" && task.labelField !== this.#label) {
-      const problem = `the run's label column is '${task.labelField}', and the device has another one`;
-      return `${problem}: set label`;
+      return `the run's label column is '${task.labelField}', not the device's: set label`;
     }
     const kept = (name: string) => name === this.#label || this.#fields?.has(name) === false;
     const column = task.fields.find(kept);
@@ -88,9 +86,7 @@ export class Consent {
       return "loss nll sends the label column, which the device does not share";
     }
     const missing = [...(this.#labels ?? [])].some((label) => task.indexOf(label) < 0);
-    return task.labels.length > 0 && missing
-      ? "the run's labels do not include all labels of the device"
-      : undefined;
+    return task.labels.length > 0 && missing ? UNCOVERED : undefined;
   }
 
   #isLabelled(task: Task, row: Example): boolean {

@@ -91,7 +91,7 @@ function answersOf(
     }
   }
   if (rows.length !== numPrompts || rows.some((row) => row.length !== numExamples)) {
-    throw new Declining("the server's answer has another shape than the request");
+    throw new Declining("the answer has the wrong shape");
   }
   for (const [prompt, example] of scores.failed ?? []) {
     if (rows[prompt]?.[example] !== undefined) rows[prompt]![example] = null;

@@ -82,7 +82,7 @@ export class TunedPrompt {
       undefined,
     );
     if (!anyModel && this.#model !== null && answer.fingerprint !== this.#model) {
-      throw new FedOneError(`the prompt is for '${this.#model}', asked is '${answer.fingerprint}'`);
+      throw new FedOneError(`the prompt is for '${this.#model}', not '${answer.fingerprint}'`);
     }
     const [text] = answer.texts ?? [];
     if (labels.length === 0) return { label: null, scores: null, text: text ?? null };
@@ -114,7 +114,7 @@ export function loadPrompt(artefact: string | object): TunedPrompt {
   } catch {
     found = null;
   }
-  if (found?.format !== "fedone-prompt") throw new ArgumentError("artefact: is no prompt artefact");
+  if (found?.format !== "fedone-prompt") throw new ArgumentError("artefact: not a prompt artefact");
   if (found.version !== 1) {
     throw new ArgumentError(`artefact: has version ${found.version}, this client reads 1`);
   }

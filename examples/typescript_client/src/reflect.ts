@@ -186,7 +186,7 @@ class Reflection {
       ...{ labelWords: [], references: [], maxTokens: MAX_TOKENS },
     };
     const [text] = (await asked(this.model, query, signal)).texts ?? [];
-    if (typeof text !== "string") throw new Declining("the client's model has written no text");
+    if (typeof text !== "string") throw new Declining("the client's model wrote no text");
     return text;
   }
 

@@ -239,7 +239,7 @@ export class CurrentWork {
     const known = journals.find((each) => each.assignmentId === assignmentId);
     this.#journal = known ?? blank(assignmentId);
     if (known?.noised === undefined && noised.includes(assignmentId)) {
-      throw new Declining("noise was drawn for this work before, and the noised result is lost");
+      throw new Declining("noise was drawn before, and the noised result is lost");
     }
   }
 

@@ -156,7 +156,7 @@ for (const { name, artefact, row, input, label_words, answer, ...expected } of a
       ...(await model(query, undefined)),
       fingerprint: "n",
     });
-    await assert.rejects(prompt.predict(row, other), /the prompt is for 'm', asked is 'n'/);
+    await assert.rejects(prompt.predict(row, other), /the prompt is for 'm', not 'n'/);
     assert.equal((await prompt.predict(row, other, { anyModel: true })).label, label);
     assert.throws(() => prompt.render({}), /^ArgumentError: row: column '\w+' must be text/);
   });

@@ -53,9 +53,9 @@ class _Waiting:
 class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
-    A *member* is a client in the pool. It gets a place in each run that it may work for and that
-    has a free place, and can be drawn for a round there. When it starts to work for a run, it loses
-    its places in the other runs.
+    A *member* is a client in the pool. It gets a place in each run that it may work for, if one is
+    free. With a place it can be drawn for the run's rounds. When it starts to work for a run, it
+    loses its places in the other runs.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -67,7 +67,7 @@ class ClientPool:
         # Client that was turned away -> time at which it is expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Clients that have just worked, with the time until which they leave half the places free.
+        # Time until which a client leaves half of the places to others, because it has just worked.
         self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}

@@ -283,7 +283,7 @@ class Dispatcher:
         return {c: count for c, count in waiting.items() if c not in busy} if busy else waiting
 
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
-        """Count the connected clients of a run, and those that have declined it as unfit."""
+        """Count the connected clients of a run, and those of them that do not fit the run."""
         state = run.state
         members = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in members if client in state.unfit)
@@ -342,7 +342,7 @@ class Dispatcher:
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
         self.pool.remove(clients)
-        self.wake(clients)  # Clients that poll this replica now enter its pool again.
+        self.wake(clients)  # Clients with an open poll here enter this replica's pool again.
 
     # Changes of runs
 

@@ -66,7 +66,7 @@ class Evaluation(calls.Companion):
         self._score = calls.charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
-        # Round, its prompt, and the number of rollbacks before it. None wakes a waiting task.
+        # Round, the prompt after it, and the number of rollbacks so far. None wakes `_measure_run`.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._is_waiting = False
         self._bugs = calls.BugCounter("the evaluation")
@@ -152,7 +152,7 @@ class Evaluation(calls.Companion):
         result = await self._measure(shown, self._examples)
         if result is None:
             return
-        # A prompt with a metric is never measured again, so its outcomes must be stored first.
+        # A prompt with a metric is never measured again, so store its outcomes before its metric.
         metric, prediction = result
         outcomes = Outcomes.of(which, prediction)
         await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))

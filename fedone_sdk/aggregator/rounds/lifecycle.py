@@ -412,9 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # The prompts of the first local step can be drawn again, so the defence can judge its losses.
-    # If the seat has more steps, the defence judges the change of alpha instead; but if the method
-    # has a memory, it judges the first losses even then, because alpha does not show the memory.
+    # After one local step, the defence judges the step's losses: their prompts can be drawn again.
+    # After several steps, it judges the change of alpha. A method with a memory is an exception:
+    # alpha does not show changes of the memory, so the defence judges the losses of the first step.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)

@@ -196,7 +196,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # A prompt with added candidates has slots, whose blanks are in `layout`.
+                # `blank` is for prompts without slots; candidates are only added to a slot.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -307,7 +307,7 @@ class RoundMachine:
     def required_model(self) -> str | None:
         """Fingerprint of the only model that may score; None if the first device decides this.
 
-        Empty if it is the gateway's model, and this is not known yet.
+        Empty if only the gateway's model may score, and its fingerprint is not known yet.
         """
         pinned = self.spec.participation.model
         return pinned if self.gateway_model is None else self.gateway_model

@@ -124,8 +124,8 @@ class Lineage(NamedTuple):
     """The origin of a candidate that was added during the run.
 
     Attributes:
-        client: Enrolment index of the client that wrote it and does not score it; None if the
-            server merged other candidates.
+        client: Enrolment index of the client that wrote it and must not score it; None if the
+            server merged other candidates into it.
         parents: Indices of the candidates that were improved or merged.
     """
 
@@ -228,7 +228,7 @@ class RunState:
 
     @property
     def timed_seats(self) -> tuple[Seat, ...]:
-        """Seats that can expire now; an offered seat cannot while its client works in another."""
+        """Working seats, and offered seats of clients without a working seat; only these expire."""
         at_work = {seat.client for seat in self.seats if seat.phase == "working"}
         return tuple(
             seat
@@ -436,8 +436,8 @@ def _plain(value: Any) -> object:
 
 def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -> D:
     readers = _readers(record)
-    if document.keys() != readers.keys():
-        raise ValueError(f"not a run's state: {sorted(document.keys() ^ readers.keys())}")
+    if wrong := document.keys() ^ readers.keys():
+        raise ValueError(f"not a run's state: missing or unknown keys {sorted(wrong)}")
     values = {name: read(document[name]) for name, read in readers.items()}
     return record(**values, **arrays)
 

@@ -352,7 +352,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """After an update, remove its client's recent strikes and one proven; prove those of others."""
+    """After an update, reduce the strikes of `client`; those of other clients become proven."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

@@ -54,12 +54,12 @@ def lease_cost(
     The server measures gateway calls, and pending calls cost their upper bound. A client with its
     own model reports its usage (`reported`) in updates and declines:
 
-    - An update costs the whole lease, or the reported usage if the run trusts reports. The query
-      that tries a candidate is free if the client neither reports it nor sends a candidate.
+    - An update costs the whole lease, or the reported usage if the run trusts reports. A query to
+      score a new candidate is charged only if the client reports it or sends a candidate.
     - A decline costs the reported usage. A client gains nothing by a low report here, because it
       sends no losses.
     - Without a report, the whole lease is charged, because the client may have queried its model.
-      But if the run has a gateway, only gateway calls are charged: caps limit the server's costs.
+      But if the run has a gateway, only gateway calls are charged: the server pays for no others.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries

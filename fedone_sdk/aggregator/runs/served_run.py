@@ -60,7 +60,7 @@ class ServedRun(RunView):
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.
-        needs_seating: Whether `fill` must draw clients, or end a run that no client fits.
+        needs_seating: Whether `fill` has to be called (`RoundMachine.needs_seating`).
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class ServedRun(RunView):
         ]
         log = [stores.LogEntry(kind="lost", body=work.model_dump_json()) for work in lost]
         every = self.base.snapshot_every
-        # The next round with a snapshot. A rollback to it also restores the memories.
+        # Memories are stored under the next round with a snapshot, so a rollback to it keeps them.
         kept_at = -(-state.round // every) * every
         memories = [
             stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))

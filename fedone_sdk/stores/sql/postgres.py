@@ -1,8 +1,8 @@
 """A PostgreSQL database, which several replicas of an aggregator may share.
 
 A commit is one statement: one round trip and one transaction. Each commit has a random name. A
-run's row has the names of its last commits. They show whether a commit was stored when its
-connection broke.
+run's row has the names of its last commits. If the connection breaks during a commit, they show
+whether the commit was stored.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         super().__init__(url, serving=serving)
         self._server, self.where = _server_of(url)
         self._permits = asyncio.Semaphore(_NUM_CONNECTIONS)
-        # Marks this store's own signals, which PostgreSQL also delivers to it, to ignore them.
+        # Sent with each signal: PostgreSQL delivers a signal to its sender too, which ignores it.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
@@ -267,8 +267,8 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
                 return
             if tries > 1 and stored.version > version + _NUM_NAMES:
                 raise FedOneError(
-                    f"store {self.where}: the connection broke in a commit to run {run_id!r}, "
-                    "and whether it was stored is unknown"
+                    f"store {self.where}: the connection broke in a commit to run {run_id!r}; "
+                    "whether the commit was stored is unknown"
                 )
             raise VersionConflict(f"run {run_id!r} is at version {stored.version}, not {version}")
 
@@ -418,7 +418,7 @@ def _refuse_closed(
 def _replace_connections(context: ExceptionContext) -> None:
     """Make the pool replace its connections after an error that new connections may not have.
 
-    An example is a server that became a standby in a failover.
+    For example, the server has become a standby in a failover.
     """
     code = getattr(context.original_exception, "sqlstate", None) or ""
     context.is_disconnect = context.is_disconnect or code in _CONNECTION_CODES

@@ -51,7 +51,7 @@ class Session:
     """
 
     def __init__(self, sender: str) -> None:
-        """Initialise without connecting; `sender` marks this process's signals, to ignore them."""
+        """Initialise without connecting; received signals that `sender` marks are ignored."""
         self._sender = sender
         self.replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None

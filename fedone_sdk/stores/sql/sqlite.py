@@ -88,7 +88,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 self._lock = _lock(self.where)
             _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
-            _erase(writer)  # an earlier process may have been killed before it erased
+            _erase(writer)  # a killed process may have left deleted data in the log
             return writer
 
         try:
@@ -297,7 +297,7 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """Create a missing file, readable by its owner only; raise an error if `create` is false."""
+    """If the file is missing, create it for its owner only; without `create`, raise an error."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not os.path.exists(path):
@@ -349,7 +349,7 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # After a plain BEGIN, a transaction that reads first fails at its first write if another
-        # process has written in between.
+        # After a plain BEGIN, a transaction that begins with a read fails at its first write if
+        # another process has written in between.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -73,7 +73,7 @@ def test_the_better_one_is_named() -> None:
     )
     assert results(*bad(), *good()).conclusion.startswith("random is worse than thompson (")
     assert results(*good(), *good("random")).conclusion.startswith(
-        "No difference from thompson was seen: random ("
+        "No difference from thompson was seen for random ("
     )
     one = results(good()[0], bad()[0])
     assert one.conclusion.endswith("do not cover the variation between seeds.")
