@@ -71,7 +71,7 @@ class Usage(Frozen):
         return {**vars(self), "usd": str(self.usd)}
 
     def without_queries(self) -> Usage:
-        """Return the same costs with 0 queries: an evaluation costs money, but no queries."""
+        """Return the usage with 0 queries; the calls of an evaluation do not count as queries."""
         return self.model_copy(update={"queries": 0}) if self.queries else self
 
 

@@ -7,8 +7,9 @@ dp-accounting computes the exact epsilon of this mechanism (Balle and Wang, 2018
 A device draws discrete Gaussian noise: multiples of a small step. Its standard deviation sigma is
 at least 1e8 steps. The probability of k steps is the probability that a Gaussian is rounded to k,
 times a factor between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded
-Gaussian reveals no more than a Gaussian. Within 40 sigma of 0 the factor is 1 up to 7e-15. Values
-beyond have a total probability below ``exp(-800)``. `_MARGIN` covers both errors for 1e8 numbers.
+Gaussian reveals no more than a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most
+7e-15. All other values together have a probability below ``exp(-800)``. `_MARGIN` covers both
+errors for 1e8 numbers.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
     Args:
         key: The configuration key whose value is `name`, for errors.
         name: ``package.module:object``, or the name of an entry point.
-        folder: Folder of the file. It is searched after installed packages, and stays in
-            ``sys.path``, because the object may import more modules later.
+        folder: Folder of the configuration file. It is searched after installed packages, and
+            stays in ``sys.path``, because the object may import more modules later.
         group: Group of entry points; if None, `name` cannot be an entry point.
 
     Raises:

@@ -95,8 +95,8 @@ MAX_CLASSES = 4
 """The largest number of labels for which a device reports a mean loss per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""A label probability gets this many times the noise of a loss, both relative to their ranges. A
-larger factor reduces `sensitivity`, and so the noise of the losses in the same message."""
+"""Ratio of the noise on a label probability to the noise on a loss, each divided by its value's
+range. A larger ratio reduces `sensitivity`, and so the noise of the losses in the same message."""
 
 
 def sensitivity(num_prompts: int) -> float:
@@ -118,8 +118,8 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 def num_groups(num_labels: int, *, private: bool) -> int:
     """Return the number of groups of examples; a device reports the mean loss of each group.
 
-    There is one group per class for up to `MAX_CLASSES` labels. For more labels, or with noise
-    (`private`), all examples are one group, because noise would hide the loss of a single class.
+    There is one group per class for up to `MAX_CLASSES` labels. With more labels, all examples
+    are one group, and also with noise (`private`), which would hide the loss of a single class.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 

@@ -254,7 +254,7 @@ class TaskSpec(Frozen):
         max_tokens: Maximum length of a generated text for ``score``, tokens.
         score: The score function for loss ``score``: a name in `scores.SCORES`, an entry point of
             the group ``fedone.scores``, ``package.module:function``, or a name with options, such
-            as ``{number: {tolerance: 0.01}}``. A function named in a message is never imported.
+            as ``{number: {tolerance: 0.01}}``. A name from another machine is not imported.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible.
     """

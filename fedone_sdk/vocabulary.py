@@ -107,7 +107,7 @@ class Slot(Frozen):
     """A part of the prompt with its own candidates.
 
     Attributes:
-        name: Name of the slot. The candidates of `LABELS` are sets of label words, as JSON arrays.
+        name: Name of the slot. In the slot ``labels`` a candidate is a JSON array of label words.
         candidates: Unique texts, in index order. One may be blank (``""``).
         repeat: Number of positions of the slot; the candidates chosen for them are concatenated.
     """
@@ -166,7 +166,7 @@ class Vocabulary(Frozen):
         return _blank(self.candidates)
 
     def comes_from(self, described: Vocabulary) -> bool:
-        """Return whether this vocabulary is `described`, possibly with fewer sets of label words.
+        """Return whether this vocabulary equals `described`, or lacks only sets of label words.
 
         A run drops the sets that its model does not support.
         """

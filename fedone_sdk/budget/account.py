@@ -159,5 +159,5 @@ class Lease:
         self.used = NOTHING
 
     def add(self, used: Usage) -> None:
-        """Add `used` to the amount used. Call this before each part of the spending, not after."""
+        """Add to the amount used. Call this before a request, because a failed one may cost too."""
         self.used = (self.used or NOTHING) + used

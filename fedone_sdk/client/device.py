@@ -325,10 +325,10 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether failed work is not declined: it can resume, or the server has ended it."""
+    """Return whether a decline would be wrong: the work can resume, or the server has ended it."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # Retries after this short wait failed, too; the model may be down for long.
+        return False  # Retries after such short waits have failed; the outage may be long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

@@ -295,7 +295,7 @@ class EdgeClient:
         Example:
             ```python
             for fit in await client.check():
-                print(fit)  # urgency 0 of 200 because field 'label' is 'billing', not one of: ...
+                print(fit)  # urgency: 0 of 200, because field 'label' is 'billing', not one of: ...
             ```
 
         Raises:

@@ -47,12 +47,12 @@ def noised_means(
 ) -> tuple[float, ...]:
     """Return means over examples, shape (d,), with noise that protects one example.
 
-    One example changes each of the d sums by at most its width, the distance between its bounds.
-    With each sum divided by its width, one example changes the vector of the sums by at most
-    sqrt(d) in L2 norm. A noised mean may be outside its bounds.
+    One example changes each of the d sums by at most the sum's width: the distance between its
+    bounds. The vector of the sums, each divided by its width, therefore changes by at most sqrt(d)
+    in L2 norm. A noised mean may be outside its bounds.
 
     Args:
-        values: Shape (d, b): d means over the same b examples.
+        values: Shape (d, b): for each mean, the values of the same b examples.
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
@@ -104,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # an example adds 1 to a label's count
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # at least 1: no count is clipped
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(
@@ -121,8 +121,8 @@ def private_step(
 ) -> NDArray[np.float64]:
     """Return alpha (the parameters of the method) after a clipped and noised step.
 
-    The sensitivity is twice `privacy.clip`, because two steps of this L2 norm differ by at most
-    that. The result may be infeasible; the caller projects it, which costs no privacy.
+    The sensitivity is twice `privacy.clip`, the largest L2 distance between two clipped steps. The
+    result may be infeasible; the caller projects it, which costs no privacy.
     """
     import numpy as np
 
@@ -179,7 +179,7 @@ def _exp_coin(numerator: int, denominator: int, random: Random) -> bool:
     return count % 2 == 1
 
 
-_SPENT = "the client's epsilon does not suffice for this work"
+_SPENT = "this work would exceed the client's maximal epsilon"
 
 
 class PrivacyAccount:
@@ -241,7 +241,7 @@ class PrivacyAccount:
         return privacy
 
     def charge(self, privacy: PrivacySpec) -> Precision:
-        """Return a release's target and precision, 1 / noise_multiplier**2; the state adds it up.
+        """Return a release's target and precision, 1 / noise_multiplier**2, for the state to add.
 
         Raises:
             Declining: The count cannot be read.

@@ -148,9 +148,9 @@ class WorkPolicy:
         labels: The device declines a run whose labels do not include all of these. Rows with other
             labels take part in no run. With None all labels of the rows are required; if the device
             then declines a run, the server learns that some row has a label that the run lacks.
-        reflect: The model that may write candidates from rows that were answered wrongly: a model
-            on the device (candidates that quote a row are dropped; others are sent without noise),
-            or ``gateway``: the run's model, which reads the rows and labels. None is no model.
+        reflect: The model that may write candidates from rows that were answered wrongly. With a
+            model on the device, candidates that quote a row are dropped; others are sent without
+            noise. With ``gateway`` the run's model reads the rows and labels. None is no model.
 
     Raises:
         SpecError: `reflect` is neither a model nor ``gateway``.

@@ -43,8 +43,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    # If `before_send` held all texts back, the reported number of queries must not reveal this.
-    if not batch.texts:
+    if not batch.texts:  # All were held back. Counting the queries as sent hides this.
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
@@ -126,7 +125,7 @@ class _Recorded(Wrapper):
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
-        except ValueError as exc:  # The answer is not stored; a restart would fail on it again.
+        except ValueError as exc:  # This answer is not stored, so that no restart fails on it.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))

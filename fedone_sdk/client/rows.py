@@ -228,7 +228,7 @@ class Minibatch:
         texts: Text fields of each example, filtered by the hook `before_send`.
         references: Reference texts, also filtered, for loss ``nll``; otherwise empty.
         examples: The same examples with all fields.
-        vetoed: Number of examples that the hook held back, or left without a text to send.
+        vetoed: Number of examples that the hook held back, or whose filtered texts cannot be used.
         private: Whether the update hides which examples were scored.
     """
 

@@ -241,7 +241,7 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return changes that delete the oldest entries, if `entries` add an assignment."""
-        # Reversed, because the latest entry most often belongs to the same assignment.
+        # Reversed, because the latest entry most often belongs to the assignment in `entries`.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}

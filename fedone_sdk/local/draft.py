@@ -100,7 +100,7 @@ async def draft(
 
     `rows` are the public rows, with the keys ``text`` and ``label``; `columns` are the original
     names of these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a
-    text and for what its label says. `words` are the labels' meanings. What is None is derived.
+    text and for what its label says. `words` are the labels' meanings. If None, they are derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()

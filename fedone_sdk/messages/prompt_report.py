@@ -194,7 +194,7 @@ class Verdict(Message):
             conclusion ``no_prompt``, "no prompt" without a label bias.
         bias: The label bias of ``no_prompt_biased``, nats; null with `bias_from` ``dev``.
         bias_from: Data on which this bias was fitted. ``training``: the run's losses. ``dev``: the
-            dev rows in folds, each fold with the bias that was fitted on the other folds.
+            dev rows, in folds; the bias for one fold was fitted on the other folds.
         needed_examples: For ``unclear``, the approximate number of dev rows that would show a gain
             of this size with 80 % power; null if the gain is within one standard error.
         preference: Comparison by the judge of ``task.score``; absent without a judge.

@@ -278,7 +278,7 @@ class Written(Message):
     Attributes:
         client: Enrolment index of the candidate's author; None if the candidate is merged.
         parents: The text that the candidate improves, or the texts that it merges.
-        depth: Number of written candidates in the line of first parents above this candidate.
+        depth: Number of ancestors that are written candidates too, counting only first parents.
         gain: Mean loss of the best parent minus the mean loss of this candidate, each over the
             scored prompts that contain it; None if one of them has no loss yet.
         won: Whether the deployable prompt contains the candidate.

@@ -75,8 +75,8 @@ class Tensor(Message):
         return self
 
     def _is_finite(self) -> bool:
-        # A quick check of the exponent bits, which are all ones only for NaN, infinity and huge
-        # numbers.
+        # The highest byte is 7F or FF only for NaN, infinity and huge numbers. Without such a byte
+        # the slow check of each number is not needed.
         size = array.array(_TYPECODES[self.dtype]).itemsize
         high = self.data[size - 1 :: size]
         return (0x7F not in high and 0xFF not in high) or all(map(math.isfinite, self.values()))

@@ -166,7 +166,7 @@ class ParticipationSpec(Spec):
         deadline_s: A client loses its place in the round after this many seconds without a message.
         own_models: What the budget is charged for the work of a device with its own model.
             ``charged``: the reserved amount; ``trusted``: the amount that the device reports. With
-            null, a run without a gateway uses ``charged``; others refuse such devices.
+            null, a run with a gateway refuses such devices, and other runs use ``charged``.
         model: Fingerprint of the model that devices with their own model must have; devices with
             another model decline. Null is the gateway's model; a run without a gateway must set it.
     """

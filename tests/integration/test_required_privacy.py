@@ -89,9 +89,9 @@ def device(
         (spec_of("losses"), {}, "requires noise, and the run asks for none"),
         (noisy(), {"min_noise_multiplier": 4.5}, "of at least 4.5, and the run's is 4"),
         (noisy(), {"unit": "device"}, "requires target alpha"),
-        (noisy(noise_multiplier=0.5), {}, "epsilon does not suffice"),
-        (noisy("alpha", local_steps=64), {}, "epsilon does not suffice"),
-        (noisy("alpha", target="alpha", noise_multiplier=0.5), {}, "epsilon does not suffice"),
+        (noisy(noise_multiplier=0.5), {}, "exceed the client's max"),
+        (noisy("alpha", local_steps=64), {}, "exceed the client's max"),
+        (noisy("alpha", target="alpha", noise_multiplier=0.5), {}, "exceed the client's max"),
     ],
 )
 async def test_work_below_the_requirement_is_declined(
@@ -154,7 +154,7 @@ async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) ->
     assert outcomes == ["worked", "worked", "declined"]
     assert epsilon_of(4.0, 4.0) < 1.5 < epsilon_of(4.0, 4.0, 4.0)
     # Without figures, which would tell of other servers' runs.
-    reason = "the client's epsilon does not suffice for this work"
+    reason = "this work would exceed the client's maximal epsilon"
     assert transport.declines[0].reason == reason
 
 

@@ -168,7 +168,7 @@ async def test_a_device_counts_epsilon(tmp_path: Path, package: Path) -> None:
             arguments = (package, served.url, served.token, rows_of(spec, 0), tmp_path)
             async with node_device(*arguments, env=env) as device:
                 await device.wait_for(kind)
-        assert "epsilon does not suffice" in device.events[-1]["reason"]
+        assert "exceed the client's maximal epsilon" in device.events[-1]["reason"]
         assert len(served.run.result().history) == 2
     (file,) = (tmp_path / "state").glob("*device.spent*")
     assert json.loads(file.read_text()) == {"precision": 2 / 16, "queries": 0}

@@ -21,7 +21,7 @@ export class Minibatch {
     readonly references: readonly string[],
     /** The same examples whole; their labels are not sent. */
     readonly examples: readonly Example[],
-    /** Examples that the hook held back, or left without a text that can be sent. */
+    /** Examples that the hook held back, or whose filtered texts cannot be used. */
     readonly vetoed: number,
     /** Whether the server learns the number of examples only, and not what became of them. */
     readonly isPrivate: boolean,

@@ -230,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A function named in a message is never imported.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A name from another machine is not imported.
    */
   score?:
     | string
@@ -456,7 +456,7 @@ export interface VocabularyList {
  */
 export interface Slot {
   /**
-   * Name of the slot. The candidates of `LABELS` are sets of label words, as JSON arrays.
+   * Name of the slot. In the slot `labels` a candidate is a JSON array of label words.
    */
   name: string;
   /**

@@ -164,7 +164,7 @@ export class Account {
     const epsilon = epsilonOf(precision, this.#delta);
     if (!(epsilon <= maxEpsilon)) {
       // The figures, which `status` has, would tell of other servers' runs.
-      throw new Declining("the client's epsilon does not suffice for this work", true);
+      throw new Declining("this work would exceed the client's maximal epsilon", true);
     }
     return precision;
   }

@@ -540,7 +540,7 @@ test("epsilon is counted over restarts, and work beyond it is declined", async (
     assert.ok(Math.abs(client.status().epsilon! - 0.93) < 0.01);
     const reasons = server.bodies("decline").map((body) => JSON.parse(body));
     assert.equal(reasons.length, at);
-    if (at) assert.match(reasons[0].reason, /epsilon does not suffice/);
+    if (at) assert.match(reasons[0].reason, /exceed the client's maximal epsilon/);
     if (at) assert.equal(reasons[0].unfit, true);
   }
   assert.deepEqual(outcomes, ["worked", "declined"]);
