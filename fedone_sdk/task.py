@@ -175,7 +175,7 @@ def _parsed(template: str) -> str:
     except ValueError as exc:
         raise ValueError(f"not a template: {exc}") from None
     if any(conversion or not _MAX_CHARS.fullmatch(spec or "") for _, _, spec, conversion in fields):
-        raise ValueError("a {field} may have a length, such as {text:.400}, and nothing else")
+        raise ValueError("a {field} may have a length, such as {text:.400}, and no other format")
     if any(not name.isidentifier() for _, name, _, _ in fields if name is not None):
         raise ValueError("every {field} must be a plain name")
     return template
@@ -445,7 +445,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # The prompt's last line feed separates it from the text after it; here none follows.
+            # A line feed separates a prompt from the text after it, but here no text follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 

@@ -74,7 +74,7 @@ Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS), AfterValidator(_ch
 SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
 
 Layout = tuple[tuple[int, int, int | None], ...]
-"""Per slot: numbers of positions and candidates, and the index of the blank candidate, if any."""
+"""Per slot: number of positions, number of candidates, and index of the blank one, if any."""
 
 
 def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:

@@ -155,7 +155,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # A round's own steps count if there are 3 or more: one long step is then not their median.
+        # In a round of 3 or more updates, its own steps count too: one long step is not the median.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),

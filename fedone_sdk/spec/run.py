@@ -175,7 +175,7 @@ class RunSpec(Spec):
         """
         if "defence" in self.model_fields_set:
             return self
-        # Not clipped: the nll of a long reference is above the `loss_clip` of ``standard``.
+        # Not clipped: the nll of a long reference may exceed the `loss_clip` of ``standard``.
         unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
         standard = sections.DefenceSpec.model_validate({"kind": "standard", **unclipped})
         spec = self.model_copy(update={"defence": standard})

@@ -135,6 +135,13 @@ class TestLocks:
         async with opened(url) as store:
             assert await store.versions() == {}
 
+    async def test_an_empty_source(self, tmp_path: Path) -> None:
+        source, target = tmp_path / "empty.db", tmp_path / "new.db"
+        source.touch()
+        with pytest.raises(FedOneError, match=r"empty\.db cannot be used: it is empty"):
+            await SqlStore.sqlite(source).copy_to(SqlStore.sqlite(target), alpha_sha256)
+        assert not target.exists()
+
     async def test_a_copy_that_differs_leaves_the_target_empty(
         self, tmp_path: Path, postgres: Cluster, database: str
     ) -> None:

@@ -55,8 +55,8 @@ class ServedRun(RunView):
         listener: Called with every change after its commit.
 
     Attributes:
-        model_checked: Not set while the model is checked after a restart. During this check the
-            run neither assigns work nor accepts updates.
+        model_checked: Not set while the model is checked after a restart. Until then it assigns
+            no work, and requests of devices about its work wait.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.

@@ -223,15 +223,20 @@ class Copied:
     digests: dict[str, str]
 
 
+def check_source(source: sa.Connection) -> None:
+    """Raise `SchemaRefused` if a database is empty or has another schema than this version."""
+    if (known := current(source)) is None:
+        raise SchemaRefused("it is empty; there is nothing to copy")
+    if known != HEAD:
+        raise SchemaRefused(f"it has schema {known}, a copy needs {HEAD}; run `fedone db upgrade`")
+
+
 def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes], str]) -> Copied:
     """Copy all rows in the connections' transactions, then compare row counts and digests.
 
     Raises:
         FedOneError: The target is not empty, or the copy differs from the source.
-        SchemaRefused: The source has another schema.
     """
-    if (known := current(source)) != HEAD:
-        raise SchemaRefused(f"it has schema {known}, a copy needs {HEAD}; run `fedone db upgrade`")
     tables = metadata.sorted_tables
     for table in tables:
         if table is not meta and _count(target, table):

@@ -191,8 +191,10 @@ class SqlStore(Store):
             FedOneError: A server uses one of the stores, the target is not empty, or the copy
                 differs; the target does not change.
         """
-        async with self._alone(empty=False) as source, target._alone(empty=True) as copy:
-            return await greenlet_spawn(schema.copy, source, copy, digest)
+        async with self._alone(empty=False) as source:
+            await greenlet_spawn(schema.check_source, source)
+            async with target._alone(empty=True) as copy:
+                return await greenlet_spawn(schema.copy, source, copy, digest)
 
     async def clear(self) -> None:
         """Delete all runs, clients and tokens in one transaction; the tables stay."""
