@@ -106,7 +106,7 @@ def reason_of(failure: Exception) -> str:
 
 
 WITHHELD = "the run does not fit this device"
-"""The reason that a device with privacy requirements sends."""
+"""The reason that a device sends if the run has `privacy` and the cause may be in its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
