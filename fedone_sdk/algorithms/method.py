@@ -78,9 +78,9 @@ class ClassLosses:
     The examples are in K groups: one per class, or one for all. `label_bias` has the formulas.
 
     Attributes:
-        means: For each prompt and group: the mean loss, the trace of its Hessian, and the mean
-            probability of each label, all with the prompt's bias; float64, shape (I, K, 2 + C).
-            Zeros for a group without an example.
+        means: For each prompt and group: the mean loss, the trace of its Hessian with respect to
+            the label bias, and the mean probability of each label, all at the prompt's bias;
+            float64, shape (I, K, 2 + C). Zeros for a group without an example.
         counts: Number of examples in each group, int64, shape (K,); the sum is at least 1.
         targets: Shares of the true labels in each group, float64, shape (K, C).
         biases: The label bias that each prompt was scored with, nats, float64, shape (I, C).

@@ -25,8 +25,8 @@ _MAX = 2**53
 class Surplus:
     """The largest amount by which a provider has billed more than the upper bound (`quote`).
 
-    Causes are hidden reasoning, a longer chat template, or another tokeniser. The surpluses of
-    prompt tokens and money are shares of the quote; that of completion tokens is per input.
+    Causes are hidden reasoning, a longer chat template, or another tokeniser. For prompt
+    tokens and money it is a fraction of the quote, for completion tokens a number per input.
     """
 
     def __init__(self) -> None:

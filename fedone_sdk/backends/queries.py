@@ -34,7 +34,7 @@ _MAX_STARTS = 8
 """Number of queries that start in one event loop iteration; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # The first supported kind is used. A written label (`choice`) stands for the likeliest one.
+    # The first supported kind is used. With `choice` the model writes its likeliest label.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),

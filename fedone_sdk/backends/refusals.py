@@ -22,7 +22,7 @@ _IN_A_ROW = 3
 """Refusals in a row before a neutral input is sent; after twice as many it is sent again."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row that block a form. True: the model has answered an input of the form before."""
+"""Refusals in a row that block a form, by whether an input of the form was answered before."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -80,7 +80,7 @@ class Refusals:
             raise FormBlocked(blocked.summary, usage=NOTHING, **blocked.private)
 
     async def run(self, query: Query) -> Answer:
-        """Return the answer to a request; None for a refused input.
+        """Return the answer to a request, in which a refused input has None.
 
         Raises:
             BackendRefused: A request of several inputs was refused.

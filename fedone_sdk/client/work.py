@@ -51,7 +51,7 @@ class Step:
         number: Index of the step in the assignment, from 0.
         prompts: P prompts of n candidate indices each, shape (P, n).
         biases: The prompts' biases for C labels, shape (P, C); None without label calibration.
-        proposal: A new candidate to try: in the step's only prompt it replaces the slot's text.
+        proposal: A new candidate for the proposer's slot; such a step has one prompt, to try it.
     """
 
     work: Work
@@ -87,8 +87,8 @@ class Step:
         """Add the model's answers to the journal; of a written text only its loss is stored.
 
         Args:
-            answers: For each prompt, its indices in the step, and the model's answers, one for each
-                example; None for an example that failed.
+            answers: For each different prompt, its indices in the step (several if it was drawn
+                more than once), and the model's answer to each example; None where the model failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 

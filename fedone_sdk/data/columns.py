@@ -70,7 +70,7 @@ def label_columns(rows: _Rows) -> list[str]:
         return _rank(name, _LABEL_NAMES), has_codes, len(keys[name])
 
     columns.sort(key=order)
-    # Of columns with the same classes, words (``label_text``) are preferred to codes (``label``).
+    # Of columns with the same classes, one with words is preferred to one with codes.
     same = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
     best = min((columns[0], *same), key=lambda name: order(name)[1])
     return [best, *(name for name in columns if name != best)]

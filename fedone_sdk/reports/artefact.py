@@ -1,4 +1,4 @@
-"""The prompt artefact: a JSON file with a tuned prompt and its provenance, and its use."""
+"""The prompt artefact, a JSON file with a tuned prompt and its provenance; and its predictions."""
 
 from __future__ import annotations
 

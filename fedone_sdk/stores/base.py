@@ -84,8 +84,8 @@ class ClientRecord:
         enrolment_sha256: Digest of the enrolment's nonce, which identifies a repeated enrolment;
             None if the device sent no nonce.
         runs: Patterns of the runs that it may access; None is all.
-        previous_sha256: Digest of the credential before the last rotation. It is valid until the
-            new credential is used, because the response with it may have been lost.
+        previous_sha256: Digest of the credential before the last rotation. It stays
+            valid until the new one is used: the response with the new one may have been lost.
         seen_at: Time of its last request, updated at most once a day; None before the first update.
     """
 
@@ -416,8 +416,8 @@ async def log_pages(
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, which runs to completion even if the caller is cancelled.
 
-    If `work` were cancelled too, a thread, which cannot be cancelled, could use a connection after
-    `close`, and it would be unknown whether a PostgreSQL statement had an effect.
+    Otherwise SQLite's thread, which cannot be cancelled, could use a connection after `close`, and
+    it would be unknown whether a statement of PostgreSQL had an effect.
     """
     task = asyncio.create_task(work, name="store transaction")
     try:

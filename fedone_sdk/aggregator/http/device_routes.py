@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.http.requests import PROBLEM, RequestContext, answer,
 route = RouteTable("devices")
 
 _BY_A_PROXY = re.compile(r": answered (4\d\d), but the answer is not from an aggregator$")
-"""Matches the reason of a decline if a proxy in front of the server refused a request."""
+"""Matches the reason of a device that declines work because a proxy refused its request."""
 
 
 @route(
