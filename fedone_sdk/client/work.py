@@ -88,7 +88,7 @@ class Step:
 
         Args:
             answers: For each different prompt, its indices in the step (several if it was drawn
-                more than once), and the model's answer to each example; None where the model failed.
+                more than once), and the answer to each example; None where the model failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
