@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        On device routes, the rate limit of an address does not apply to cached clients.
+        Not on demand: only cached clients are exempt from the device routes' limit per address.
         """
         self._generation += 1
         self._records.clear()

@@ -64,7 +64,7 @@ async def test_a_synchronous_score_leaves_the_event_loop_free() -> None:
 
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(turned.set))
     (found,) = await graded(task_of(), ["a"], ROWS[:1], score)
-    assert found == Score(1.0)
+    assert found == Score(1.0, "expected '0', answered 'a', score 1.00 of 1")
 
 
 async def _never(generated: str, example: Example) -> float:
