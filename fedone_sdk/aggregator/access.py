@@ -348,7 +348,7 @@ class Access:
         self._tokens = frozenset(token.token_sha256 for token in await self._store.tokens())
 
     async def _configure(self) -> None:
-        """Store the configured tokens. If a token's secret is stored already, its record is updated."""
+        """Store the configured tokens, or update the stored tokens that have the same secrets."""
         stored = {token.token_sha256: token for token in await self._store.tokens()}
         is_first_start = not stored
         for token in self.authority.enrolment_tokens:
