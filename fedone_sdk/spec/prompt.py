@@ -349,7 +349,7 @@ def _candidates(
             task, slot.name, rows, slots=slots, shots=source.shots, blocks=source.blocks
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
-        candidates = source.candidates  # `build_vocabulary` needs at least two.
+        candidates = source.candidates  # A slot may have only one; `build_vocabulary` needs two.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
     return tuple(dict.fromkeys((*candidates, *wanted)))
