@@ -102,10 +102,11 @@ range. A larger ratio reduces `sensitivity`, and so the noise of the losses in t
 def sensitivity(num_prompts: int) -> float:
     """Return the L2 sensitivity of what a device sends: sums over a mini-batch, divided by widths.
 
-    A width is the scale of a sum's noise: 1 for the losses of I prompts, W = `PROBABILITY_WIDTH`
-    for the label probabilities of each prompt, and W / sqrt(I) for the counts of the labels. If an
-    example is replaced, a prompt's probabilities and the counts each change by at most sqrt(2) in
-    L2 norm. The three parts therefore add I, 2 I / W^2 and 2 I / W^2 to the squared sensitivity.
+    A width is the scale of a sum's noise: the maximum loss for the losses of I prompts, W =
+    `PROBABILITY_WIDTH` for the label probabilities of each prompt, and W / sqrt(I) for the label
+    counts. If an example is replaced, a loss changes by at most its width; a prompt's probabilities
+    and the counts each change by at most sqrt(2) in L2 norm. So the squared sensitivity is at most
+    I + 2 I / W^2 + 2 I / W^2.
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -118,8 +119,8 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 def num_groups(num_labels: int, *, private: bool) -> int:
     """Return the number of groups of examples; a device reports the mean loss of each group.
 
-    There is one group per class for up to `MAX_CLASSES` labels. With more labels, all examples
-    are one group, and also with noise (`private`), which would hide the loss of a single class.
+    Up to `MAX_CLASSES` labels have one group per class. All examples are one group if there are
+    more labels, or if noise (`private`) would hide the loss of a single class.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import re
@@ -63,19 +64,28 @@ async def graded(
         BudgetError: The budget of that model is exhausted.
     """
     limit = asyncio.Semaphore(AT_ONCE)
+    errors: list[Exception] = []
 
-    async def score_or_error(text: str, example: Example) -> Score | SpecError:
+    async def score_or_error(text: str, example: Example) -> Score | SpecError | None:
         async with limit:
+            if errors:
+                return None
             try:
                 return await _score(task, score, text, example)
             except SpecError as exc:
                 return exc
+            except Exception as exc:
+                # No further call starts; pending calls complete, because they are paid.
+                errors.append(exc)
+                return None
 
     texts = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
     if not texts:
         return tuple(row for row in rows if not isinstance(row, str))
     calls = [score_or_error(text, examples[index]) for index, text in texts.items()]
     scores = dict(zip(texts, await asyncio.gather(*calls), strict=True))
+    if errors:
+        raise errors[0]
     failures = [error for error in scores.values() if isinstance(error, SpecError)]
     if len(failures) > most_failed * len(texts):
         raise failures[0]
@@ -88,7 +98,11 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
         raise SpecError("task.score: loss score needs a score function")
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
-            result = await answer_of(await asyncio.to_thread(score, text, example))
+            # A thread would drop the coroutine of an async function if this task is cancelled.
+            is_async = any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
+            arguments = text, example
+            returned = score(*arguments) if is_async else await asyncio.to_thread(score, *arguments)
+            result = await answer_of(returned)
         result = result if isinstance(result, Score) else Score(float(result))
         value, feedback = float(result.value), in_unicode(str(result.feedback))
     except Exception as exc:

@@ -46,7 +46,7 @@ _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
 _MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
 _SPECIAL = re.compile(
-    # ChatML, Llama 3, Phi, DeepSeek (<| or |> is enough); Llama 2, Gemma, T5; Mistral, BERT.
+    # <| or |>: ChatML, Llama 3, Phi, DeepSeek. <...>: Llama 2, Gemma, T5. [...]: Mistral, BERT.
     rf"<\||\|>|<</?sys>>|<({_NAMES}|(unused|extra_id_)\d+)>"
     rf"|\[({_MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]",
     re.IGNORECASE,

@@ -74,16 +74,16 @@ class Access:
         A stored token that is not configured here stays valid: another replica may configure it.
 
         Raises:
-            SpecError: A configured token has the secret of another token.
+            SpecError: A configured token has the secret of a token that an admin has created.
         """
         await self._configure()
         await self._read_tokens()
         await self.reload_all()
 
     async def reload_all(self) -> None:
-        """Read the most recently enrolled clients again, in case other replicas changed them.
+        """Cache the most recently enrolled clients again, in case other replicas changed them.
 
-        On device routes, the rate limit of an address does not apply to cached clients.
+        On device routes, only cached clients are exempt from the rate limit of their address.
         """
         self._generation += 1
         self._records.clear()
@@ -348,7 +348,7 @@ class Access:
         self._tokens = frozenset(token.token_sha256 for token in await self._store.tokens())
 
     async def _configure(self) -> None:
-        """Store the configured tokens. Tokens with the same secret count as the same token."""
+        """Store the configured tokens, or update the stored tokens that have the same secrets."""
         stored = {token.token_sha256: token for token in await self._store.tokens()}
         is_first_start = not stored
         for token in self.authority.enrolment_tokens:
@@ -379,7 +379,7 @@ class Access:
                 )
 
     async def _add(self, token: EnrolmentToken, *, expected: bool) -> None:
-        """Store a new configured token; a number is added if its name is missing or taken."""
+        """Store a new configured token, under a numbered name if its name is missing or taken."""
         names: Iterator[str] = (f"{_CONFIGURED}{number}" for number in count(1))
         if token.name is not None:
             first = f"{_CONFIGURED}{token.name}"

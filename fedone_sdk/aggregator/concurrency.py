@@ -21,7 +21,7 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 _PENDING: dict[asyncio.Task[Any], object] = {}
-"""Task -> owner. Keeps the tasks alive: the event loop only has weak references to tasks."""
+"""Owner of each task. Keeps the tasks alive: the event loop only has weak references to tasks."""
 _SMALL_BYTES = 32 * 1024
 """Work on a smaller input takes less time than the switch to a thread."""
 

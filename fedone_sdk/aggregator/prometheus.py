@@ -252,7 +252,7 @@ def _figures_of(run: ServedRun, devices: RunDevices) -> Iterator[tuple[str, Labe
     for name, usage in (("run_spent", account.spent), ("run_leased", account.leased)):
         for unit in Usage.model_fields:
             yield name, (unit,), float(getattr(usage, unit))
-        # Unit of a cap on prompt and completion tokens together.
+        # `tokens` is the unit of a cap on prompt and completion tokens together.
         yield name, ("tokens",), float(usage.prompt_tokens + usage.completion_tokens)
     if account.cap is not None:
         for unit, cap, committed in account.cap.pairs(account.held):

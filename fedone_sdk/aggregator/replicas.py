@@ -85,7 +85,7 @@ class Replicas:
     _alive: frozenset[str] = field(default=frozenset(), init=False)
     _polled_at: float = field(default=-_POLL_S, init=False)
     _published_load: tuple[int, float] = field(default=(0, 0.0), init=False)
-    # Run id -> its version at the last trim, and whether log and closed work were trimmed.
+    # By run id, the last trim: the run's version, and whether log and closed work were trimmed.
     _trimmed: dict[str, tuple[int, bool, bool]] = field(default_factory=dict, init=False)
 
     @property
@@ -104,7 +104,7 @@ class Replicas:
     async def restore(self) -> None:
         """Restore the waiting clients, and charge model calls whose replica has exited.
 
-        Call it after all runs are loaded: a run must not draw while only some clients are restored.
+        Call it after all runs are loaded: no run may draw clients while only some are restored.
         """
         down = self._down
         members = await self.store.members()

@@ -155,7 +155,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # In a round of 3 or more updates, its own steps count too: one long step is not the median.
+        # With 3 or more updates, the round's steps count too: one long step is not their median.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),

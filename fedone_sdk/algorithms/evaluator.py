@@ -67,7 +67,7 @@ with losses of 0 or 1 (20 queries, 5 per ask) and a minimum of 2.5, 67 % of the 
 prompt", and the mean gain was 0.030 of a possible 0.169. With 1.5, these were 23 % and 0.078."""
 
 _DEVIATION_STD = 1.0
-"""Prior standard deviation of a prompt's label bias about the shared bias, nats."""
+"""Prior standard deviation of a prompt's label bias minus the shared bias, nats."""
 
 _NOISED_STD = 1.0
 """Prior standard deviation of the shared bias if clients add noise, nats."""
@@ -76,7 +76,7 @@ _JITTER = 1e-6
 """This fraction of the mean variance is added to variances, so that a Cholesky root exists."""
 
 _POOLED = 8.0
-"""Weight of the mean noise of all classes in a class's noise, as a number of degrees of freedom."""
+"""In a class's noise, the mean noise of all classes counts as this many degrees of freedom."""
 
 _FITTED = 128
 """Hyperparameters are fitted to the last mini-batches, up to this many prompts in all, because the
@@ -178,13 +178,13 @@ class Evaluator:
         """Return joint posterior draws of values, shape (count, P + Q).
 
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
-        Their nuggets (`Kernel`) are taken as 0, because no observed loss depends on them.
+        No observed loss depends on their nuggets (`Kernel`), so these stay at the prior mean, 0.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
         prior[unknown, unknown] -= self.kernel.nugget
-        # The covariance of a class is noise * (prior - gain (seen - unit) gain').
+        # A class has the covariance noise * (prior - gain (seen - unit) gain'), see `Posterior`.
         gain = prior[:, observed] @ self.inverse
         mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
         seen = prior[np.ix_(observed, observed)]

@@ -161,9 +161,9 @@ class Features:
 class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
-    A value is a sum of independent normal parts: one per feature, one per pair of features, and one
-    of the whole prompt (the nugget). The effects of features have a common random mean, because in
-    some tasks most words do harm. Prompts of a and b features with m in common have the covariance
+    A value is a sum of normal parts: one per feature, one per pair of features, and one of the
+    whole prompt (the nugget). The parts of features have a common random mean, because in some
+    tasks most words do harm. Prompts of a and b features with m in common have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
@@ -216,7 +216,7 @@ class Comparisons(NamedTuple):
     """Losses of one class with the weights of their mini-batches.
 
     Attributes:
-        losses: Shape (J, I), nats, 0 where there is no prompt. Shape (J, I, G) holds G such arrays.
+        losses: Shape (J, I), nats, 0 where there is no prompt; or G such arrays, shape (J, I, G).
         weights: Number of examples of the class times the mini-batch's trust, shape (J,).
     """
 

@@ -33,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def longest_step(self, largest: float) -> float:
-        """Return a bound on how far `update` moves a parameter, if none exceeds `largest`."""
+        """Return a bound on how far `update` moves a parameter of at most `largest`."""
         ...
 
 

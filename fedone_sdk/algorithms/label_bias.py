@@ -41,7 +41,7 @@ class Expansions(NamedTuple):
     Attributes:
         losses: l, nats, shape (...).
         probabilities: p, shape (..., C), at least 0, sum 1.
-        gradients: p - t with the reported p, which noise may make negative; shape (..., C), sum 0.
+        gradients: p - t, where noise may make the reported p negative; shape (..., C), sum 0.
         spreads: s, shape (...), at least 1.
         biases: b0, shape (..., C).
     """
@@ -127,7 +127,7 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
 
     Newton's method with bounded steps minimises, for each row,
 
-        sum_t w_t loss_t(b0 + d) + ridge |d|^2 / 2.
+        sum_i w_i loss_i(b0 + d) + ridge |d|^2 / 2.
 
     Args:
         parts: The losses, shape (P, T); all losses of a row have the same b0.
@@ -140,7 +140,7 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
     size = parts.probabilities.shape[-1]
     log_probs = np.log(np.maximum(parts.probabilities, _LEAST))
     wanted = np.einsum("pt,ptc->pc", weights, parts.probabilities - parts.gradients)
-    # Noise may make the shares of labels negative; the loss would then have no minimum.
+    # Noise may make entries of `wanted` negative; the loss would then have no minimum.
     off = (wanted < 0.0).any(axis=1, keepdims=True)
     wanted = np.where(off, on_simplex(np.maximum(wanted, ridge[:, None])), wanted)
     shift = np.zeros_like(wanted)

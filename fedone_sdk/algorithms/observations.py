@@ -236,7 +236,7 @@ class Observations:
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
-        """Return the prompts in some rows, in the given order, with the last `size` losses."""
+        """Return the prompts of the given rows, in this order, and their last `size` losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
 

@@ -96,7 +96,7 @@ class PromptSearch(ABC):
         num_labels: C, the number of labels whose biases are fitted; with 1, none are fitted.
         num_groups: The number of groups of examples with separate losses: C, or 1.
         start: The warm start for the first ask (`warm_start`); None means a uniform start.
-        seed: Breaks ties of the untrained prompt, and seeds the posterior draws for alpha.
+        seed: Seeds the random choices of the untrained prompt, and the posterior draws for alpha.
     """
 
     space: Space
@@ -197,7 +197,7 @@ class PromptSearch(ABC):
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """Return the incumbent; before any losses, a random prompt."""
+        """Return the incumbent; before any losses, the likeliest candidates (`argmax_prompt`)."""
         prompts = self._observed(state).prompts
         return prompts[0].copy() if len(prompts) else argmax_prompt(state.alpha, self.seed)
 
@@ -295,9 +295,9 @@ class PromptSearch(ABC):
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        For each prompt, a number k is drawn from a geometric distribution. The prompt may differ in
-        k random slots among those with one position. In a longer slot it may differ in the first k
-        positions or, if the slot has no blank, in all positions.
+        For each prompt, a number k is drawn from a geometric distribution. Of the slots with one
+        position, k random ones may differ. Of a slot with several positions, the first k may
+        differ; if no candidate of the slot is blank, all may.
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -358,8 +358,8 @@ class PromptSearch(ABC):
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the prompts with the lowest values in posterior draws, shape (count, n).
 
-        A draw has values of the observed prompts, and of new prompts near the reference or near one
-        of the best prompts. In a draw, a new prompt can be the lowest only if `_changed` allows it.
+        A draw has values of the observed prompts, and of new ones near the reference or the best.
+        It has no new prompts that differ from the reference outside the draw's `_changed`.
         """
         best = known.prompts[rng.integers(min(len(known.prompts), ELITE), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))

@@ -305,8 +305,8 @@ class Worker:
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
         if not isinstance(failure, errors.FedOneError):
-            # A bug, perhaps in the app's model. If it were raised, the client would end, and would
-            # end again after each restart.
+            # A bug, perhaps in the app's model. Raising it would end the client, which would fail
+            # again on the same work after each restart.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
         log.warning("assignment declined", reason=str(failure))
         reason = reason_of(failure)[:500]
@@ -330,5 +330,5 @@ def _is_kept(failure: Exception) -> bool:
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # Retries after such short waits have failed; the outage may be long.
+        return False  # The call was retried after such short waits; the outage may be long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

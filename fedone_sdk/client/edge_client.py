@@ -107,7 +107,7 @@ class EdgeClient:
             reflect=policy.reflect,
             budget=options.budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
-            # A simulation has its own transport, and checks the rows of all its clients together.
+            # Not in a simulation (own transport), which checks the rows of all its clients at once.
             logs_fit=network.transport is None,
         )
         self._worker = Worker(self._device)

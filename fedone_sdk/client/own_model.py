@@ -43,7 +43,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    if not batch.texts:  # All were held back. Counting the queries as sent hides this.
+    if not batch.texts:  # All are held back. To hide this, the queries count as sent.
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
@@ -57,9 +57,8 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         await score_all(recorded, queries)
     except (BackendError, BudgetError) as exc:
         _log.warning("the device's model failed", reason=str(exc))
-        if (
-            batch.private and type(exc) is BackendError
-        ):  # A decline would reveal that a text failed.
+        if batch.private and type(exc) is BackendError:
+            # The device does not decline: the server would learn that the model failed on a text.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining

@@ -241,7 +241,7 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return changes that delete the oldest entries, if `entries` add an assignment."""
-        # Reversed, because the latest entry most often belongs to the assignment in `entries`.
+        # The search starts at the latest entry, which is most often one of the same assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
@@ -339,7 +339,7 @@ def _open(file: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         log = file.with_name(f"{file.name}-wal")
         if log.exists() and log.stat().st_size:
-            raise  # Without its log the file would lack transactions.
+            raise  # `immutable` ignores the log and the transactions in it.
         uri = f"{file.absolute().as_uri()}?immutable=1"
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
@@ -360,7 +360,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
         # The last transactions of a killed process may be in the machine's cache only. `erase_log`
-        # syncs the log to the disk, and then copies it. On a full disk only the copy fails.
+        # first syncs the log to the disk. If the disk is full, only its second step, a copy, fails.
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:

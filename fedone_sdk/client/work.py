@@ -213,7 +213,7 @@ class Work:
             )
         is_losses = isinstance(assignment, messages.LossesAssignment)
         if is_losses and run.privacy and not self._noise:
-            # The privacy's target is alpha, which this exchange does not have.
+            # The run's privacy protects alpha, but this assignment exchanges losses.
             raise Declining("the run's privacy does not fit its exchange")
         if biases is not None:
             form = run.task.loss, biases.dtype, biases.shape
@@ -380,7 +380,7 @@ class Work:
             draw = partial(private_terms, terms, targets, self._noise)
             numbers = self.release(step.keys, draw)
             values, rest = numbers[: len(terms)], iter(numbers[len(terms) :])
-            # The second number (see `LossesUpdate.by_class`) is 1, its maximum, under privacy.
+            # In place of the second number of `LossesUpdate.by_class`, its upper bound 1 is sent.
             means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
             counts = tuple(rest)
         else:

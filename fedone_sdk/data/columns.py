@@ -161,10 +161,10 @@ class Splits(NamedTuple):
 
 
 def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
-    """Split rows into three parts, which have about the same label shares and all labels.
+    """Split rows into three parts; each part has all labels, in about the same shares.
 
-    The dev split has a fifth of the rows, but at least 150 and at most 400; it never has more than
-    two fifths of the rows. A tenth of all rows, at most 64, becomes public.
+    The dev split has a fifth of the rows, but at least 150 and at most 400. If 150 is more than two
+    fifths of the rows, it has two fifths. A tenth of all rows, at most 64, becomes public.
     """
     by_label = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows):

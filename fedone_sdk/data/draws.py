@@ -198,7 +198,7 @@ def _rows_by_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[float]:
     """Return one draw from the symmetric Dirichlet: normalised Gamma(alpha) variates."""
-    # Gamma(a) = Gamma(a + 1) * U^(1/a), as logarithms, because small alphas would underflow.
+    # Gamma(a) = Gamma(a + 1) * U^(1/a), in logarithms, because U^(1/a) underflows for small a.
     logs = [
         math.log(gammas.gammavariate(alpha + 1, 1.0)) + math.log(1.0 - gammas.random()) / alpha
         for _ in range(size)

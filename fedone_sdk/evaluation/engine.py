@@ -176,8 +176,8 @@ class Progress:
 class Records:
     """The results in the folder `name` of `out`: one JSON file per trial, written atomically.
 
-    The workspace of a trial depends only on its identity. The same trial under another name finds
-    its paid answers there, and does not pay for them again.
+    The workspace of a trial depends only on its identity. If the same trial runs again
+    under another `name`, it finds its paid answers there, and does not pay for them again.
     """
 
     def __init__(self, out: Path, name: str) -> None:

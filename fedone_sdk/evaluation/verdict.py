@@ -378,7 +378,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return outcomes of the best constant answer; for a loss, it is the label frequencies."""
+    """Return outcomes of the best constant answer; for a loss, label shares as probabilities."""
     targets = after.targets
     if not targets:
         return None

@@ -169,10 +169,10 @@ class PromptSpec(Spec):
         length: n, the number of positions. With slots it is computed from the slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
-        start: Warm start. A text becomes a candidate with probability 1/2 at the first position. A
-            list has candidates' probabilities for all positions, or only for the first ones. At
-            the others the blank (empty) candidate has probability 1/2. The rest of a position's
-            probability is uniform over all candidates. With null, all are equally probable.
+        start: Warm start: a list of candidates' probabilities for all positions, or for the first.
+            A text is a list of one position, at which the text has probability 1/2. At positions
+            that are not in the list, the blank (empty) candidate has probability 1/2. The rest of a
+            position's probability is uniform over all candidates. Null: all are equally probable.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """
@@ -349,7 +349,7 @@ def _candidates(
             task, slot.name, rows, slots=slots, shots=source.shots, blocks=source.blocks
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
-        candidates = source.candidates  # `build_vocabulary` needs at least two.
+        candidates = source.candidates  # A slot may have only one; `build_vocabulary` needs two.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
     return tuple(dict.fromkeys((*candidates, *wanted)))

@@ -217,7 +217,7 @@ class Store(Protocol):
     """
 
     async def open(self) -> None:
-        """Connect; create or migrate the schema if necessary."""
+        """Connect; create the schema if it is missing."""
 
     async def close(self) -> None:
         """Disconnect."""

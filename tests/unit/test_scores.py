@@ -64,8 +64,7 @@ async def test_a_synchronous_score_leaves_the_event_loop_free() -> None:
 
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(turned.set))
     (found,) = await graded(task_of(), ["a"], ROWS[:1], score)
-    assert isinstance(found, Score)
-    assert found.value == 1.0
+    assert found == Score(1.0)
 
 
 async def _never(generated: str, example: Example) -> float:
@@ -107,11 +106,16 @@ async def test_a_row_without_a_score_fails_alone_and_many_fail_together(
 
 
 async def test_a_scoring_model_that_is_down_is_no_fault_of_a_row() -> None:
-    def score(generated: str, example: Example) -> float:
-        raise BackendUnavailable("down")
+    async def score(generated: str, example: Example) -> float:
+        if example is ROWS[0]:
+            raise BackendUnavailable("down")
+        await asyncio.sleep(0.01)
+        return completed.append(example) or 0.0
 
+    completed = list[Example]()
     with pytest.raises(BackendUnavailable, match="down"):
         await graded(task_of(), WRITTEN, ROWS, score)
+    assert completed == list(ROWS[1:8])  # Pending calls complete, and no further call starts.
 
 
 SCHEMA = {

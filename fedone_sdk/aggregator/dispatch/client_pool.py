@@ -2,9 +2,9 @@
 
 The clients of a round are drawn from the clients that have a place in the run's pool. If no place
 is free, a client is turned away: it claims again after a random pause. The mean pause is chosen so
-that clients return a little faster than places become free. As long as clients are turned away,
-others lose their place after one long poll or one assignment. With random pauses, every device has
-the same chance of a place, so a uniform draw from the pool is as fair as one from all devices.
+that clients return a little faster than places become free. As long as clients are turned away, a
+client with a place loses it after one long poll or one assignment. With random pauses, every device
+has the same chance of a place, so a uniform draw from the pool is as fair as one from all devices.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ClientPool:
         # Client that was turned away -> time at which it is expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Time until which a client leaves half of the places to others, because it has just worked.
+        # Client that has just worked -> time until which half of the places may be closed to it.
         self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}
@@ -99,8 +99,8 @@ class ClientPool:
         """Add a run with `capacity` places for waiting clients.
 
         In a new run a member gets its place at its next claim, which shows that it is connected. If
-        the run continues (`again`), the members get places at once. Its draws then do not depend on
-        the order in which members claim.
+        the run continues (`again`), the members get places at once, so that the run's draws do not
+        depend on the order in which members claim.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -173,7 +173,7 @@ class ClientPool:
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._after_work.pop(client, None) is not None
-            # A client that has just worked leaves half of the places to those turned away.
+            # After work, half of the places are closed to a client while others are turned away.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):

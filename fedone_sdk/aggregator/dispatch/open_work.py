@@ -49,9 +49,9 @@ class OpenWork:
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run that counts a message's traffic: the run that it names, or the only run.
+        """Return the run that counts a message's traffic; None if the run is not known.
 
-        `work` is a client and the id of its assignment. The result is None if no run is known.
+        It is the run of `work` (a client and its assignment's id) or `run_id`, else the only run.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:
@@ -69,8 +69,7 @@ class OpenWork:
     async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
         """Refuse a model call, before its body is parsed, if the client has no open assignment.
 
-        With `body_sha256`, also refuse a new request if the client's leases have no queries left. A
-        repeated request needs no new queries.
+        With `body_sha256`, also refuse a new (not repeated) request if no lease has queries left.
 
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.

@@ -54,7 +54,7 @@ def build_app(
     for_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
-        # On other routes, a client's requests count towards the rate limit of its address.
+        # On routes that are not for clients, a client's requests count towards its address's limit.
         is_for_clients = request.match_info.handler in for_clients
         return is_for_clients and service.access.is_cached(requests.bearer_token(request))
 

@@ -26,7 +26,7 @@ JSON = "application/json"
 """Content type of messages."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Maximal size of a message. The largest array of an assignment (``alpha``) has 22 MiB."""
+"""Maximal size of a message. An assignment's largest array, in base64, has up to 22 MiB."""
 
 SMALL_BODY_BYTES = 64 * 1024
 """Maximal size of a small message."""

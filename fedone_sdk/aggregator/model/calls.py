@@ -164,7 +164,7 @@ async def query_as_evaluation(
         sent = NOTHING
         raise
     finally:
-        # A call that was cancelled during a reservation may have a lease, too.
+        # A cancelled reservation is settled, too, because the store may have it.
         for lease_id, used in call.shares(call.spent + sent):
             settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used, role=role)
             await persist(run, settle)

@@ -265,7 +265,7 @@ def record_metric(
 def count_call(
     machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
-    """Count a call of the proposer (it writes candidates); `failure` is its error, if it failed."""
+    """Count a call of the model that writes candidates; `failure` is the error of a failed call."""
     done = (state.proposer or ProposerReport()).and_then(
         calls=1, failed=int(failure is not None), failure=failure
     )
@@ -306,7 +306,7 @@ def propose(
 def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
     """Start a merge, if one is due: return the candidates that the proposer merges.
 
-    Each is the best candidate for at least two clients, so that no single client decides.
+    Each of them is the best one for at least two clients, so that no single client decides.
     A candidate is merged at most once. If n clients have scored, at most max(2, sqrt(n)) candidates
     are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
     """
@@ -412,9 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # After one local step, the defence judges the step's losses: their prompts can be drawn again.
-    # After several steps, it judges the change of alpha. A method with a memory is an exception:
-    # alpha does not show changes of the memory, so the defence judges the losses of the first step.
+    # After one local step, the defence judges the step's losses. Their prompts are not stored, but
+    # drawn again. After several steps, it judges the change of alpha, unless the method has a
+    # memory, whose changes alpha does not show. Then it judges the losses of the first step.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)

@@ -196,7 +196,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # `blank` is for prompts without slots; candidates are only added to a slot.
+                # Only slots get new candidates; their blanks are in `layout`, not in `blank`.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -476,7 +476,7 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
-    """Return the defence of a run, if any. If it is off, the steps of SGD are still bounded."""
+    """Return a run's defence. If it is off: bounds for the steps of SGD; None for other methods."""
     wanted = spec.defence
     if wanted.checks_updates:
         return Defence(

@@ -163,8 +163,8 @@ class RunState:
         lineage: Origins of the candidates that devices wrote or the server merged.
         merged_at: The round of the last merge of candidates.
         judge: The cost of the judge of generated texts.
-        planned: Number of queries over which the method spreads its search after caps were raised;
-            None if it follows from the spec.
+        planned: Number of queries over which the method spreads its search, if raised caps allow
+            more than the spec's budget; otherwise None.
     """
 
     status: messages.RunStatus = "running"

@@ -140,7 +140,7 @@ def _check_update(
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # This number is the weight of the losses.
+        if update.scored.scored > batch_size:  # Bounded, because it is the weight of the losses.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )

@@ -325,7 +325,7 @@ class RunView:
             text, parents = origin.text, list(origin.parents)
             stack += [(child, depth + 1) for child in children[text]]
             gain = math.nan
-            if text in texts:  # Otherwise it becomes a candidate at the end of the round.
+            if text in texts:  # A text that waits for the end of the round has no losses yet.
                 gain = float(losses[parents].min() - losses[texts.index(text)])
             yield messages.Written(
                 text=text,

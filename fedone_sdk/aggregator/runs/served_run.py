@@ -55,8 +55,8 @@ class ServedRun(RunView):
         listener: Called with every change after its commit.
 
     Attributes:
-        model_checked: Not set while the model is checked after a restart. Until then it assigns
-            no work, and requests of devices about its work wait.
+        model_checked: Set, except during the check of the model after a restart. During the check
+            the run assigns no work, and requests of devices about its work wait.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.
@@ -272,7 +272,7 @@ class ServedRun(RunView):
     async def _handle(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
         """Apply a handler, then `fill` if the round lacks clients; return the combined result."""
         now = self._clock.now()
-        if self.machine.is_slow and handler in _SLOW:  # It would block the event loop.
+        if self.machine.is_slow and handler in _SLOW:  # Slow handlers block the event loop.
             result = await in_thread(self.base.handle, self.state, now, handler, **data)
         else:
             result = self.base.handle(self.state, now, handler, **data)

@@ -416,9 +416,9 @@ def _refuse_closed(
 
 
 def _replace_connections(context: ExceptionContext) -> None:
-    """Make the pool replace its connections after an error that new connections may not have.
+    """Make the pool replace its connections after an error that new connections may avoid.
 
-    For example, the server has become a standby in a failover.
+    For example, a server that became a standby in a failover refuses writes.
     """
     code = getattr(context.original_exception, "sqlstate", None) or ""
     context.is_disconnect = context.is_disconnect or code in _CONNECTION_CODES

@@ -224,7 +224,7 @@ class Copied:
 
 
 def check_source(source: sa.Connection) -> None:
-    """Raise `SchemaRefused` if a database is empty or has another schema than this version."""
+    """Raise `SchemaRefused` if a database is empty, or if its schema version is not `HEAD`."""
     if (known := current(source)) is None:
         raise SchemaRefused("it is empty; there is nothing to copy")
     if known != HEAD:

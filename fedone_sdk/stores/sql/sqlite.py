@@ -310,10 +310,10 @@ def _check_free(path: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a database, by a file next to it, until the descriptor is closed or the process ends.
+    """Lock a file next to a database; return its descriptor, whose closing releases the lock.
 
-    Locking the database itself would conflict with SQLite: closing any descriptor of a file
-    releases all its locks.
+    A lock on the database itself would conflict with SQLite: when a process closes any descriptor
+    of a file, it loses all its locks on the file.
     """
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")

@@ -108,9 +108,9 @@ class SqlStore(Store):
         Args:
             url: A SQLite file, ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
             password: Replaces the password in the URL.
-            serving: Whether this process serves runs: it locks a SQLite file, or registers as a
-                replica on PostgreSQL. Tools pass False: they can use the store of a running server,
-                and neither create nor upgrade a file.
+            serving: Whether this process serves runs. If so, it locks a SQLite file, or registers
+                as a replica on PostgreSQL. Tools pass False: they can use the store of a running
+                server, and neither create nor upgrade a file.
 
         Raises:
             SpecError: The URL is malformed or names no supported database.
@@ -157,7 +157,7 @@ class SqlStore(Store):
 
     @abstractmethod
     async def _connect(self, *, serving: bool, upgrading: bool) -> None:
-        """Connect; create the tables of an empty database, or upgrade them if `upgrading`."""
+        """Connect; create the tables of an empty database; if `upgrading`, upgrade older tables."""
 
     @abstractmethod
     async def _read(self, work: Callable[[Connection], T]) -> T:
@@ -183,13 +183,13 @@ class SqlStore(Store):
         """
 
     async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
-        """Copy all tables to an empty or missing store in one transaction; both must be closed.
+        """Copy all tables to an empty or missing store in one transaction; close both stores first.
 
         The copy is checked by row counts and by `digest` of each run's arrays.
 
         Raises:
             FedOneError: A server uses one of the stores, the target is not empty, or the copy
-                differs; the target does not change.
+                differs. In each case the target does not change.
         """
         async with self._alone(empty=False) as source:
             await greenlet_spawn(schema.check_source, source)
