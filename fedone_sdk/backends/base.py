@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory; usually fewer are pending."""
+"""Maximum number of tokenised queries in memory; more than are usually pending."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -420,7 +420,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         with self._loading:
             if self._model is None:
                 self._model = self._load_model()
-                _ = self.fingerprint  # Cached in this thread: hashing a file is slow.
+                _ = self.fingerprint  # Computed in this thread and cached: hashing a file is slow.
             return self._model
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

@@ -179,7 +179,7 @@ def token_spellings(token: str) -> set[str]:
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
-    """Return the label words, stripped and lower-cased (`spelling`)."""
+    """Return the `spelling` of each label word, without space at its end."""
     spelled = [spelling(word).rstrip() for word in label_words]
     first: dict[str, str] = {}
     for word, folded in zip(label_words, map(str.casefold, spelled), strict=True):

@@ -77,7 +77,7 @@ class LlamaEngine:
         params.cache_ram_mib = 0
         # With the full cache a sliding-window model can resume from any earlier token.
         params.swa_full = True
-        params.verbosity = -1  # A library does not write to stderr.
+        params.verbosity = -1  # A library must not write to stderr.
         params.ui = False
         params.endpoint_slots = False
         params.api_keys = [self._key]

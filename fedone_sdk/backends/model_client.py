@@ -108,7 +108,7 @@ class ModelClient(Wrapper):
 
         Returns:
             The answer. `usage` is the sum over all requests, money included. `limits` come from the
-            last request. `model` is the first input's; if models differ, the first other one.
+            last request. If the models differ, `model` is the second one, so that a run detects it.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the cache's

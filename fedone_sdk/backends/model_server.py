@@ -29,7 +29,7 @@ ONE_REQUEST = Usage(requests=1)
 """The cost of a refused request."""
 
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
-# Error codes of `service_tier: flex` without capacity; these refusals are not billed.
+# Error codes when the service tier `flex` has no capacity; the refused requests are not billed.
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
 _CAPACITY_WAIT_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
@@ -53,7 +53,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
 """A larger reported number of tokens is replaced by this, so that sums stay below 2**53."""
-# Takes linear time, because an unclosed script extends to the end, and a tag has no second "<".
+# Takes linear time: an unclosed script matches to the end of the text; a tag has only one "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
@@ -154,7 +154,7 @@ class ModelServer:
                 # Servers close idle connections after 5 s or more. A request sent at that moment
                 # is lost, at unknown cost, so the client closes idle connections earlier.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
-                # Shorter than `timeout_s`, so that a failure to connect is recognised: it is free.
+                # Shorter than `timeout_s`, to tell a failure to connect (free) from a slow answer.
                 timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),

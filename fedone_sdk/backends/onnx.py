@@ -28,7 +28,7 @@ _GROUP = 8
 class _Plan(NamedTuple):
     clozes: list[Cloze]
     labels: list[int]  # The token id of each label word.
-    worst: Usage  # Upper bound, equal to the actual usage.
+    worst: Usage  # The usage, which is known before the query runs.
 
 
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):

@@ -19,7 +19,7 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row before a neutral input is sent; after twice as many it is sent again."""
+"""Refusals in a row before a neutral input is sent, if an input of the form was answered before."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
 """Refusals in a row that block a form, by whether an input of the form was answered before."""
@@ -34,7 +34,7 @@ class _Form:
     refused: int = 0  # Refusals in a row.
     # The devices whose inputs were refused in a row; None for other callers.
     devices: set[tuple[str, ...] | None] = field(default_factory=set)
-    probe_at: int = 1  # Number of refusals after which the neutral input is sent.
+    probe_at: int = 1  # Number of refusals after which the neutral input is sent next.
     is_probing: bool = False
     blocked: FormBlocked | None = None
 

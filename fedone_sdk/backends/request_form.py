@@ -36,8 +36,8 @@ CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Extra fields of a request whose last message is the beginning of the answer. The keys are the
-`owned_by` that a server reports for its model; for other servers such a task is refused."""
+"""Extra fields of a request whose last message begins the answer, by the `owned_by` that a server
+reports for its model. For other servers, a task with such a message is refused."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""

@@ -389,7 +389,7 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
         options["revision"] = checkpoint.commit
     logging = transformers.utils.logging
     had_bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # A library does not write to stderr.
+    logging.disable_progress_bar()  # A library must not write to stderr.
     try:
         model_class = getattr(transformers, auto_class)
         model, info = model_class.from_pretrained(name, dtype=dtype, **options)

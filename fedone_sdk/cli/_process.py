@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterator[None]:
     """Call `stop` at the first SIGINT or SIGTERM; a second signal ends the process at once.
 
-    With `then_cancel`, a second SIGINT cancels the main task of `asyncio.run`, and it cleans up.
+    With `then_cancel`, a second SIGINT only cancels the main task of `asyncio.run`.
     """
     loop = asyncio.get_running_loop()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}

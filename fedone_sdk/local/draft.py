@@ -38,7 +38,7 @@ FRAME_CHARS = 100
 _WORDS_PER_LABEL = 24
 _MAX_SETS = 4
 _PENALTY = 1000.0
-"""Nats subtracted from words that are not in the label's name, so that they come last."""
+"""Nats subtracted from the scores of words that are not in the label's name: they come last."""
 
 _MAX_PERMUTED = 3
 """Maximum number of labels for which the SDK's label words are tried in every order."""
@@ -224,9 +224,9 @@ class _Words(NamedTuple):
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
     """Return the task's label words, and alternative sets.
 
-    A label's word is the word of its name that is most likely after its texts. If not every label
-    gets one, the first possible set is used: (1) the whole names, if the model scores words of
-    several tokens; (2) an SDK set, if there are no names; (3) words likely after rows; (4) letters.
+    A label gets the word of its name that is most likely after its texts. If a label gets none, the
+    first possible set is used: (1) the whole names, if the model scores words of several tokens;
+    (2) a set of the SDK, if there are no names; (3) words that are likely after rows; (4) letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:
@@ -354,7 +354,7 @@ def _shipped_sets() -> list[list[str]]:
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return the SDK's sets for the task words `main`; without words, all sets in all orders."""
+    """Return the SDK's sets that can replace `main`; if `main` is empty, all sets in all orders."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         fitting = (words for words in _shipped_sets() if len(words) == len(labels))

@@ -168,7 +168,7 @@ async def running(
         store: The aggregator's store, by default in memory. A run in the store is resumed, even
             after a stop.
         state_dir: Folder of the clients' state, so that a stored run resumes with the same clients.
-            If it is set and the block is left early, the open work of the round is kept, too.
+            It also lets the run keep the open work of a round if the block is left early.
         watch: Called with the run and its changes.
         first: Called before the run starts or resumes; its queries count against the run's caps.
         between: Wraps the transport of each client, for example to inject faults or attacks.

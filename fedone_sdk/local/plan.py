@@ -1,7 +1,7 @@
 """Estimates of a run's cost and duration, from its rows, prices and a short timing.
 
 A step is one local step of a client: the prompts of one `ask`, on one mini-batch. A quote is an
-upper bound on a query's usage, counted from its texts. The plan expects this usage.
+upper bound on a query's usage, counted from its texts. The plan takes it as the expected usage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_STEPS = 1000
 """Maximum number of steps from which the share of repeated rows is estimated."""
 
 _QUOTED = 128
-"""Maximum number of queries to quote, for the steps and for each measurement."""
+"""Maximum number of queries to quote: of all steps together, and of each measurement."""
 
 
 class RunPlan(Message):
@@ -127,7 +127,7 @@ async def plan_run(
 ) -> RunPlan:
     """Estimate the cost of a run.
 
-    If a model is unavailable, the plan has a warning, and contains only what is known without it.
+    If a model is unavailable, the plan has a warning, and lacks what depends on this model.
 
     Args:
         federation: The run and its data.
@@ -259,7 +259,7 @@ class _Planner:
             rows = draw_minibatch(len(shard), self.size, int(rng.integers(1 << 53)))
             batch = [shard[row] for row in rows]
             drawn = method.ask(state, rng, count).prompts.tolist()
-            # Compared by text, because with blank candidates several draws have the same text.
+            # Texts are compared: with blank candidates, different draws can have the same text.
             prompts = [prompt_of(self.task, self.federation.vocabulary, row) for row in drawn]
             if number < _STEPS:
                 distinct = dict.fromkeys(prompts)
@@ -393,7 +393,7 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Sum of the dev rows of all measurements, except the measurement of a cheaper prompt."""
+        """Sum of the dev rows of all measurements; the shorter prompt's measurement is left out."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 

@@ -41,7 +41,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receives the events of one run, on one thread. If a method raises, only tracking ends."""
+    """Receives the events of one run, on one thread. An exception ends only this tracker."""
 
     def round(self, report: RoundReport, queries: int) -> None:
         """Record a finished round; `queries` are the training queries up to its end."""
