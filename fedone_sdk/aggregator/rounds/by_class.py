@@ -38,10 +38,10 @@ class ByClass(NamedTuple):
     def check(self, losses: Sequence[float], *, groups: int, private: bool) -> None:
         """Check the shape, and that a model's log-probabilities can give these numbers.
 
-        Let p_c be the mean probability of label c and t_c its share of the true labels. The squared
-        probabilities of an example add up to at most 1, so the trace is at most 1 - sum_c p_c^2. By
-        Jensen's inequality, e^-loss is at most the true label's mean probability, and that is at
-        most sum_c min(p_c, t_c). Noise can break these bounds; traces must then be 1 (unknown).
+        Let p_c be the mean probability of label c and t_c its share of the true labels. By Jensen's
+        inequality the trace is at most 1 - sum_c p_c^2, and e^-loss is at most the mean probability
+        of the true label. That mean is at most sum_c min(p_c, t_c). Noise can break these bounds;
+        traces must then be 1 (unknown).
 
         Args:
             losses: The mean loss of each prompt in the same update; `means` must agree with it.
