@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory; more than are usually pending."""
+"""Maximum number of tokenised queries in memory; usually fewer are pending."""
 
 _MAX_MODEL_CHARS = 500
 

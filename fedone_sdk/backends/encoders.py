@@ -91,7 +91,7 @@ class _Encoder:
         return list(self._continued(text).ids)
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words as they are spelled after the input `before`."""
+        """Return the label words with the leading space that they have, or lack, after an input."""
         return (*label_words,)
 
     def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
@@ -236,7 +236,7 @@ class CausalEncoder(_Encoder):
         return (*framed, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words as they are spelled after the input `before`."""
+        """Return the label words with the leading space that they have, or lack, after an input."""
         if not chat.is_chat(before):
             return (*label_words,)
         return chat.answer_words(label_words, self.framed(before))

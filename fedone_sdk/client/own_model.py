@@ -43,7 +43,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    if not batch.texts:  # All are held back. To hide this, the queries count as sent.
+    if not batch.texts:  # The app holds all texts back; the count must not show it.
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return

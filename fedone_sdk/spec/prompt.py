@@ -169,8 +169,8 @@ class PromptSpec(Spec):
         length: n, the number of positions. With slots it is computed from the slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
-        start: Warm start: a list of candidates' probabilities for all positions, or for the first.
-            A text is a list of one position, at which the text has probability 1/2. At positions
+        start: Warm start: a list with the candidates' probabilities at the first positions. If it
+            is a text instead, the text has probability 1/2 at the first position. At positions
             that are not in the list, the blank (empty) candidate has probability 1/2. The rest of a
             position's probability is uniform over all candidates. Null: all are equally probable.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).

@@ -132,7 +132,7 @@ def new_queries(
     """
     seat = find_seat(state, assignment_id)
     if not state.running:
-        # The run's reason is left out: a provider's text in it may quote another device's text.
+        # Not why: the reason may have a provider's message that quotes another device's text.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
