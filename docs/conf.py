@@ -1,7 +1,7 @@
 """Sphinx: the folder `docs`, the other Markdown of the repository, and the docstrings, as a site.
 
 The root of the repository is the source folder, so that links between its files work on GitHub,
-on disk and in the site alike; a linked file that is no page comes with the site as a download.
+both on disk and in the site; a linked file that is no page comes with the site as a download.
 Nothing is fetched, neither to build the site nor to read it.
 """
 

@@ -30,7 +30,7 @@ _THREADS = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) - 1)), "fedone
 
 
 async def run_to_end(work: Coroutine[Any, Any, T], *, owner: object) -> T:
-    """Await `work`. If the caller is cancelled, `work` goes on; `wait_pending(owner)` awaits it."""
+    """Await `work`, which continues if the caller is cancelled; `wait_pending(owner)` awaits it."""
     if asyncio.current_task() in _PENDING:
         return await work  # The current task already outlives its caller.
     task = asyncio.create_task(work)

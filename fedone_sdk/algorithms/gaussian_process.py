@@ -296,7 +296,7 @@ class Hyperparameters(NamedTuple):
     """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
 
     Attributes:
-        additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
+        additive: Log of `Kernel.additive`. `pairs` and `nugget` are logs of its fields, too.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
         curves: Log ratio of the prior variances of `Likelihood.unbiased` and `Likelihood.losses`.
     """

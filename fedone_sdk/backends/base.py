@@ -60,7 +60,7 @@ class Query:
         schema: JSON Schema of the generated text, as JSON; empty for any text.
         scope: The run and, at a gateway, the device that asks; empty for other callers. Queries of
             different scopes share no cached answers, because a fast or free answer would reveal
-            that somebody else had asked about the same text.
+            that another device had sent the same text.
         payer: Budget that is charged for each request and retry; ignored in comparisons.
     """
 

@@ -184,7 +184,7 @@ class EdgeClient:
                     if self._device.privacy is not None:
                         self._device.privacy.update()
                     # Closed between turns, so that a process with many clients has few open files,
-                    # and SQLite deletes the log (WAL) beside its file.
+                    # and SQLite deletes its log (WAL).
                     self._device.state.close()
         if turn.outcome in ("declined", "refused"):
             turn = replace(turn, next_turn_s=self._backoff.next_s())

@@ -41,7 +41,7 @@ class Counting(ScriptedBackend):
 
 
 def spec_of(**changes: Any) -> RunSpec:
-    """Return a run beside a gateway, with the defaults for models on devices."""
+    """Return a run on a server with a gateway, with the defaults for models on devices."""
     part = {"own_models": None, **changes.pop("participation", {})}
     return run_spec(participation=part, **changes)
 

@@ -9,13 +9,13 @@ export type Part = readonly [
   text: string,
 ];
 
-/** What a model is asked about one example: its parts, in order. */
+/** The input of a model for one example: its parts, in order. */
 export type Input = readonly Part[];
 
 /** One prompt on one mini-batch. */
 export interface ModelQuery {
   /**
-   * What is asked about each input: log-probabilities of the label words, the log-probability of a
+   * The kind of answer to each input: log-probabilities of the label words, the log-probability of a
    * reference text, or a text.
    */
   readonly want: "labels" | "reference" | "text";

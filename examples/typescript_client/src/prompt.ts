@@ -45,12 +45,12 @@ export class TunedPrompt {
     this.#model = model;
   }
 
-  /** What a model is asked about a row, as text, without a mask; a chat's messages in their order. */
+  /** Returns a model's input for a row as text, without a mask; of a chat, its messages in order. */
   render(row: Example): string {
     return textOf(this.#input(row).filter(([kind]) => kind !== "role"));
   }
 
-  /** What a model is asked about a row, as the messages of a chat; a template is the user's. */
+  /** Returns a model's input for a row as chat messages; a template is a message of the user. */
   messages(row: Example): { role: string; content: string }[] {
     const input = this.#input(row);
     const isChat = input[0]?.[0] === "role";

@@ -115,7 +115,7 @@ export class Task {
     return alike.length === 1 ? alike[0]! : -1;
   }
 
-  /** What a model is asked about an example under a prompt. */
+  /** Returns the input of a model for an example under a prompt. */
   render(prompt: Filling, example: Example): Input {
     const texts = new Map<string, string>(
       this.slots.length > 0

@@ -82,7 +82,7 @@ class Evaluation(calls.Companion):
             self._points.put_nowait(None)  # The run has ended, perhaps on another replica.
 
     def on_started(self) -> None:
-        """Start to measure the run, unless this has begun already."""
+        """Start to measure the run, unless the measurement is already running."""
         self._begin_unless_running(self._measure_run())
 
     async def _measure_run(self) -> None:

@@ -276,7 +276,7 @@ class RoundMachine:
         """Return the state with the number of planned queries that its current caps allow.
 
         The number influences which prompts are drawn, so it does not change in a round in which
-        work was assigned. If it grows, a successive halving that has begun is cancelled.
+        work was assigned. If it grows, a successive halving in progress is cancelled.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
