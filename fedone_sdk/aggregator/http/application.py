@@ -155,8 +155,8 @@ async def listening(
             yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
         finally:
             sweeper.cancel()
+            await asyncio.sleep(0)  # Without it, a connection accepted just now would stay open.
     finally:
-        await asyncio.sleep(0)  # Without it, a connection accepted just now would stay open.
         await runner.cleanup()
 
 
