@@ -127,7 +127,7 @@ def _known_metric(name: str) -> str:
 
 _WHOLE_NUMBER = re.compile(r"-?\d+\.0")
 _MAX_CHARS = re.compile(r"(?:\.([1-9]\d{0,6}))?")
-"""Matches the format of a template's field, which is its maximum number of characters."""
+"""Matches the format of a template's field: its maximum length, such as ``.400`` characters."""
 
 LabelValue = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
@@ -444,7 +444,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # Candidates may end with a line feed to separate them from more text; here is none.
+            # A final line feed separates a candidate from more text; here no text follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
@@ -513,7 +513,7 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 def label_index(task: TaskSpec, value: object) -> int | None:
     """Return the index of the label that a row's value names; None if it names no label.
 
-    If no label has exactly this text, it names the only label with the same `label_key`.
+    If no label has exactly this text, the value names the only label with the same `label_key`.
     """
     exact, alike = _label_indices(tuple(task.labels))
     return exact.get(str(value), alike.get(label_key(value)))

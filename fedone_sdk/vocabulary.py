@@ -399,7 +399,7 @@ def pmi_ngrams(
     Args:
         texts: Training text.
         max_ngram: Maximum number of words per candidate.
-        min_count: Rarer pairs are split, because rare pairs have a high PMI by chance.
+        min_count: Pairs that occur less often are split, because their PMI may be high by chance.
         threshold: Minimum PMI at which two words stay together, nats.
     """
     runs = [run for text in texts for run in _runs(text)]

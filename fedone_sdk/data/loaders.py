@@ -43,7 +43,7 @@ def load_examples(
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
             ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a data set on the hub; for files it has no effect.
-        folder: The folder to which a relative path is relative.
+        folder: The folder of relative paths.
 
     Returns:
         One dictionary per row. CSV and TSV values are text.

@@ -112,7 +112,7 @@ class BackendSpec(Spec):
         service_tier: ``flex`` costs half at OpenAI. An answer may take minutes, so the default of
             `timeout_s` is then 900.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
-            truncated, to bound the cost of a request; tokens that the chat format adds are not
+            truncated, which bounds the cost of a request. Tokens of the chat format are not
             counted. ``llama_cpp``: null is the model's context length, but at most 4096.
         timeout_s: Time limit of a request, seconds.
         prices: US dollars per million tokens. If null, OpenAI's models have the prices of the SDK's

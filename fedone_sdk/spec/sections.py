@@ -198,9 +198,9 @@ class CalibrationSpec(Spec):
     """Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
 
     Attributes:
-        kind: ``labels`` fits a bias for each prompt from derivatives of the losses in the updates,
-            without further queries. The method must be a search, and the loss a cross-entropy over
-            label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
+        kind: ``labels`` fits a bias for each prompt. The updates then contain derivatives of the
+            losses; there are no further queries. The method must be a search, and the loss a
+            cross-entropy. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"

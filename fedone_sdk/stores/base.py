@@ -20,7 +20,7 @@ T = TypeVar("T")
 _PAGE_BYTES = 1 << 20
 """Approximate size of a page of the log, bytes."""
 _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
-"""Number of entries of the first page, and maximum of any page."""
+"""Number of entries of the first page of a log, and maximum of any page."""
 
 NO_CREDENTIAL = "retired: "
 """Prefix of the text that replaces the credential's digest when a client is retired (erased)."""
@@ -393,7 +393,7 @@ class SingleProcess:
         """Do nothing: there are no other replicas."""
 
     def _new_replica(self) -> None:
-        """Set a new id, so that reservations of an earlier process are recognised as lost."""
+        """Set a new id; reservations of an earlier process, which has another id, are then lost."""
         self._replica = uuid.uuid4().hex
 
 

@@ -411,7 +411,7 @@ export interface PrivacySpec {
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt. The updates then contain derivatives of the losses; there are no further queries. The method must be a search, and the loss a cross-entropy. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
