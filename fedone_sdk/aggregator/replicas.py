@@ -104,7 +104,7 @@ class Replicas:
     async def restore(self) -> None:
         """Restore the waiting clients, and charge model calls whose replica has exited.
 
-        Call it after all runs are loaded: no run may draw clients while only some are restored.
+        Call it after all runs are loaded, so that no run draws from only some of the clients.
         """
         down = self._down
         members = await self.store.members()

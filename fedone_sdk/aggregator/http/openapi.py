@@ -249,10 +249,10 @@ _FIXED = {"const", "enum"}
 def _adapt(schema: object, components: dict[str, Any]) -> None:
     """Change a schema in place to a form that generators of clients support.
 
-    Numbers get a width, because generators otherwise use 32 bits or arbitrary precision. A tuple
-    becomes a list, because few generators support ``prefixItems``; the type of its last element
-    must include the types of the others. A value that may be null gets two types instead of two
-    schemas. In the members of a union the discriminator becomes a required property.
+    - A number gets a width; without it, generators choose 32 bits or arbitrary precision.
+    - A tuple becomes a list of the type of its last element, which must include the other types.
+    - A value that may be null gets two types instead of two schemas.
+    - In the members of a union, the discriminator becomes a required property.
     """
     if isinstance(schema, list | dict):
         for part in schema if isinstance(schema, list) else schema.values():

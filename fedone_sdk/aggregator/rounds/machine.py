@@ -64,8 +64,8 @@ class RoundMachine:
 
     Args:
         vocab_size: Number of candidates, N, including the ones that may be added during the run.
-        layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
-            candidates.
+        blank: Index of the empty candidate that all positions share; None without one.
+        layout: The slots (`Vocabulary.layout`); empty if all positions have the same candidates.
         start: The known prompt to start from, as indices of candidates (`PromptSpec.warm_start`).
         planned: Number of queries over which the method spreads its search; by default from `spec`.
         worst_query: Upper bound on the cost of one query.
@@ -196,7 +196,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Only slots get new candidates; their blanks are in `layout`, not in `blank`.
+                # Candidates are added only to slots, whose empty candidates are in `layout`.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -476,7 +476,7 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
-    """Return a run's defence. If it is off: bounds for the steps of SGD; None for other methods."""
+    """Return a run's defence. If the spec has none, only steps of SGD are bounded."""
     wanted = spec.defence
     if wanted.checks_updates:
         return Defence(
