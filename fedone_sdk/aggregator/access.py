@@ -263,7 +263,7 @@ class Access:
     # Cache
 
     def _cached(self, secret_sha256: str) -> ClientRecord | None:
-        # The duration of the lookup can reveal the digest, but not the secret.
+        # An attacker who measures the duration can learn the digest, but not the secret.
         index = self._index_by_secret.get(secret_sha256)
         if index is None:
             return None

@@ -430,7 +430,7 @@ def _variables(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _misspelt(model: type[BaseModel]) -> Iterator[str]:
-    """Yield an error for each unknown name that has ``__`` or is similar to a key's name.
+    """Yield an error for each unknown variable with ``__`` or with a name similar to a key.
 
     Other ``FEDONE_`` variables are allowed: commands read some of them, and Kubernetes sets some.
     """

@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 _POLL_S = 1.0
 """Interval at which a replica checks the leader lock and the other replicas, seconds."""
 _MAX_SIGNALS = 10_000
-"""Maximal number of queued signals; if there are more, they are replaced by a full reload."""
+"""If more signals than this wait, they are dropped, and everything is reloaded instead."""
 _DAY_S = 86_400.0
 _CLIENTS_AT_ONCE = 500
 _SWEEP_INTERVAL_S = 3600.0

@@ -275,8 +275,8 @@ class RoundMachine:
     def with_current_plan(self, state: RunState) -> RunState:
         """Return the state with the number of planned queries that its current caps allow.
 
-        The number influences which prompts are drawn, so it does not change in a round in which
-        work was assigned. If it grows, a successive halving in progress is cancelled.
+        The number affects which prompts are drawn, so it stays the same once work of the round is
+        assigned. If it grows, a search that has begun its last phase makes new prompts again.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
@@ -340,7 +340,7 @@ class RoundMachine:
     def affordable_work(
         self, state: RunState, local: State | None = None
     ) -> tuple[int, int] | None:
-        """Return how many prompts and local steps of an assignment the caps pay for, or None.
+        """Return how many prompts and local steps the caps allow for an assignment, or None.
 
         `local` is the client's state of the method; None if it equals the run's.
         """

@@ -107,7 +107,7 @@ class Strikes(NamedTuple):
     """Strikes of a client for lost seats; after too many, it gets no work for a while.
 
     Attributes:
-        recent: Strikes since the run's last update. A lost seat gives 1, plus 1 per renewal, up to
+        recent: Strikes since the run's last update. A lost seat gives 1, and 1 per renewal, up to
             `RoundMachine.MAX_STRIKES`. If the client loses several seats, only the seat with the
             most strikes counts, because the losses may have the same cause.
         proven: Earlier strikes, minus the client's updates. Recent strikes become proven at an

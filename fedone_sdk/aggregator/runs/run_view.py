@@ -363,7 +363,7 @@ class RunView:
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
         """Return the shortest prompt that may be as good as the tuned one, and its label bias.
 
-        Returns None if prompt tokens have no price, or if it is the tuned prompt or no prompt.
+        Returns None if prompt tokens have no price, or if it is the tuned prompt or "no prompt".
         """
         method = self.machine.method
         if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):

@@ -252,7 +252,7 @@ class ServedRun(RunView):
         return replace(result, refusal=refusal)
 
     async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a handler, with those that come from the store and the pool.
+        """Return the arguments of a handler, completed with data of the store and the pool.
 
         For `charge_lost_replicas`, `alive` also gets the replicas that have started meanwhile.
         Otherwise their model calls would be charged as lost.
