@@ -32,9 +32,9 @@ SMALL_BODY_BYTES = 64 * 1024
 """Maximal size of a small message."""
 
 Access = Literal["public", "enrolment", "device", "member", "viewer", "operator", "admin"]
-"""What a route requires: ``public`` nothing, ``enrolment`` an enrolment token, ``device`` a device's
-credential, ``member`` a device's credential or any user's token. The other values are roles, which
-require a user's token with at least this role."""
+"""What a route requires: ``public`` nothing, ``enrolment`` an enrolment token, ``device`` a
+device's credential, ``member`` a device's credential or any user's token. The other values are
+roles: a user's token with at least this role."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"},
