@@ -230,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A name from another machine is not imported.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A device imports no function that a server names.
    */
   score?:
     | string
@@ -245,7 +245,7 @@ export interface TaskSpec {
       }
     | null;
   /**
-   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write stays impossible.
+   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write is not changed.
    */
   bias?: number[] | null;
 }
@@ -411,7 +411,7 @@ export interface PrivacySpec {
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt. The updates then contain derivatives of the losses; there are no further queries. The method must be a search, and the loss a cross-entropy. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
