@@ -295,8 +295,8 @@ class _WordScores:
     """Log-probabilities of words after the public rows.
 
     Attributes:
-        lifts: By label and word: how much higher the word's mean log-probability is after texts
-            with this label than on average over the labels, nats.
+        lifts: By label and word: the word's mean log-probability after texts with this label, minus
+            the mean of this number over all labels, nats.
     """
 
     def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:
