@@ -113,7 +113,7 @@ class Judge:
     async def preferences(
         self, texts: Sequence[str | None], others: Sequence[str | None], examples: Sequence[Example]
     ) -> list[Pair | None]:
-        """Compare the two texts of each example; None for texts on which a model failed."""
+        """Return `prefer` for the two texts of each example; None if a model failed on them."""
 
         async def pair(row: tuple[str | None, str | None, Example]) -> Pair | None:
             text, other, example = row

@@ -88,7 +88,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Load the model, by default with one thread per core that is free during a first pass.
+        """Load the model, by default with one thread per free core, which a first pass measures.
 
         Threads wait for each other in every layer, so a thread on a busy core would delay all.
         """

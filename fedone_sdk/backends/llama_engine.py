@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens are requested first. All tokens are requested only if a
-label word is not among these, because each token takes 10 microseconds."""
+"""Number of likeliest next tokens that are requested first. If a label word is not among them, all
+tokens are requested, which takes 10 microseconds per token."""
 
 _TIMED_TOKENS = 32
 
@@ -53,12 +53,12 @@ class LlamaEngine:
     the engine's HTTP server, which listens on loopback with a random key.
 
     Sequences are computed one at a time. Each reuses the prefix that it shares with the previous
-    sequence of the same call. Nothing is reused between calls, so they do not affect each other.
+    sequence of the same call. Nothing is reused between calls, so no call affects another.
 
     Args:
         context_length: Maximum tokens of a sequence.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
-            fifth faster. It changes log-probabilities by 0.01 nats; quantisation changes them more.
+            fifth faster, and changes log-probabilities by 0.01 nats.
     """
 
     def __init__(self, file: Path, *, context_length: int, threads: int, exact: bool) -> None:
@@ -266,7 +266,7 @@ class GgufEncoder(CausalEncoder):
     def special_names(self, text: str) -> list[str]:
         """Return the special tokens in a text."""
         return [
-            name  # A special token: as plain text, its name has other tokens.
+            name  # Only of special tokens: as plain text, their names have other ids.
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]

@@ -59,8 +59,8 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
     """A store in a SQLite file.
 
     Each transaction runs in a thread. All writes use one connection. Queued writes share one
-    transaction and its flush to disk, each with its own savepoint. Reads use separate connections
-    and never wait for a writer.
+    transaction, which is flushed to disk once; each write has its own savepoint. Reads use separate
+    connections and never wait for a writer.
     """
 
     def __init__(self, url: URL, *, serving: bool = True) -> None:
@@ -167,8 +167,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             try:
                 result: T = await write.done
             except asyncio.CancelledError:
-                # A queued write is removed; otherwise retries of cancelled callers would fill the
-                # queue. A write that has started is completed.
+                # A write that is still queued is removed; a write that has started is completed.
                 if write in self._waiting:
                     self._waiting.remove(write)
                 elif self._writing is not None:
@@ -231,7 +230,7 @@ def _read_schema(path: Path) -> str | None:
         raise OSError("it cannot be read and written")
     if not path.exists():
         return None
-    # Without a WAL file there is no writer, and `immutable` avoids creating files.
+    # `immutable` creates no files. It is safe without a writer, which would have a WAL file.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     uri = f"{path.absolute().as_uri()}?{how}"
     engine = create_engine(
@@ -349,7 +348,6 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # After a plain BEGIN, a transaction that begins with a read fails at its first write if
-        # another process has written in between.
+        # After a plain BEGIN, a write fails if another process wrote since the first read.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
