@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import struct
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -27,8 +26,6 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _FIRST_PROBS = 256
 """Number of likeliest next tokens that are requested first. If a label word is not among them, all
 tokens are requested, which takes 10 microseconds per token."""
-
-_TIMED_TOKENS = 32
 
 _MAX_LOGIT = 1e6
 """A logit far above all others."""
@@ -96,13 +93,6 @@ class LlamaEngine:
         self.num_vocab = int(model["meta"]["n_vocab"])
         self._sampled = self.tokenise("a")[-1][0]
         self._bos = str(self._request("/props")["bos_token"])
-
-    def used_cores(self) -> float:
-        """Return the mean number of cores that a pass over some tokens used."""
-        for _ in range(2):  # The first pass is a warm-up.
-            wall_s, cores_s = time.perf_counter(), time.process_time()
-            self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
-        return (time.process_time() - cores_s) / (time.perf_counter() - wall_s)
 
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
