@@ -73,7 +73,7 @@ class MiniBatches:
 
 
 class RemlNoise(NamedTuple):
-    """The noise of mini-batches of one example, with the intercepts integrated out.
+    """The noise of mini-batches with one example each, after the intercepts are integrated out.
 
     Let R be the covariance of the noise in a mini-batch's losses. The intercept has a flat prior,
     so only differences between prompts count. The precision of the losses is then
@@ -125,8 +125,8 @@ class RemlNoise(NamedTuple):
 class Features:
     """The features of prompts: the candidates of each slot, whatever their position in the slot.
 
-    In a slot of several positions the blank is not a feature: a blank in both does not make two
-    prompts similar. In a slot of one position the blank is a candidate like any other.
+    In a slot of several positions the blank is not a feature, because two prompts that both have a
+    blank need not be similar. In a slot of one position the blank is a candidate like any other.
     """
 
     space: Space

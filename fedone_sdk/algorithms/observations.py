@@ -25,7 +25,7 @@ _SHARE_SPREAD = 0.1
 """Prior standard deviation of a class's share; the prior mean is an equal share for each class."""
 
 _CLIENTS_AHEAD = 50
-"""The class shares are estimated for the run's future clients; this is their assumed number."""
+"""Assumed number of future clients, for which the class shares are estimated."""
 
 
 # Without `slots=True`, because cached_property needs a __dict__.
@@ -95,7 +95,7 @@ class Observations:
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} is missing")
         arrays = {name: memory[name] for name in names}
-        # `size` and not `len`, which would fail for an array without axes from a client.
+        # `size` and not `len`: a client may send an array without axes.
         size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
         clients = arrays["examples"].size // groups
         shapes = {

@@ -27,7 +27,7 @@ POOL_SIZE = 256
 """Number of prompts that a search remembers; with 1,000, each `tell` would take a second."""
 
 ELITE = 4
-"""How many of the best prompts are always remembered, and are varied to make new prompts."""
+"""Number of best prompts that are always remembered, and from which new prompts are made."""
 
 REVISITED = 0.3
 """The fraction of an ask's prompts that are known and scored again."""
@@ -83,7 +83,7 @@ class PromptSearch(ABC):
     best prompts and the reference are scored again, in stages of equal length. Each stage keeps the
     better half of the prompts. Then the method has finished.
 
-    alpha is the estimated probability that a candidate is in the best prompt. It is not used here.
+    alpha is the estimated probability that a candidate is in the best prompt; it is only reported.
 
     Attributes:
         num_samples: I, at least 2.

@@ -57,8 +57,8 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    Another method than RUN.yaml's gets the settings of RUN.yaml's method that both methods have. If
-    it cannot fit a label bias, ``calibration`` has its default value, and the notes say so.
+    An entrant with another method than RUN.yaml gets those settings of RUN.yaml that its method
+    has. If it cannot fit a label bias, ``calibration`` has its default value (see the notes).
     """
     if not names or len(set(names)) < len(names):
         problem = "each name may occur only once" if names else "needs at least one name"
@@ -129,7 +129,7 @@ class Contest:
     Attributes:
         cache: File of the answer cache.
         caps: Caps on all trials together.
-        ledger: File of the account of these caps.
+        ledger: File with the amounts that the trials have reserved and spent.
     """
 
     entrant: Entrant

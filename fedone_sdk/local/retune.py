@@ -201,8 +201,7 @@ class RetuneReport(Message):
 
     Attributes:
         prompts: The prompts on the new model; ``old_prompt_biased`` only with label calibration.
-        change: By how much the old prompt is better on the new model than on the old model; null if
-            unknown.
+        change: How much better the old prompt is on the new than on the old model; null if unknown.
         recommended: The best prompt; null before the run has ended, or if nothing is measured.
         text: The conclusions from the intervals, in sentences.
     """
@@ -326,7 +325,7 @@ def _bare_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
 
 
 def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact) -> Spread | None:
-    """Return by how much the old prompt is better on the new model than on the old model.
+    """Return how much better the old prompt is on the new model than on the old model.
 
     The interval combines the intervals of both metrics (MOVER, Zou and Donner 2008). It is too wide
     if both were measured on the same dev split.

@@ -89,8 +89,8 @@ COMPARED: Mapping[Compared, str] = {
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
 ]
-"""The first of these cases that applies. The intervals are those of two gains of the tuned prompt:
-over the baseline (`Verdict.against`), and over the best constant answer.
+"""The conclusion of a verdict: the first of these cases that applies. Two gains of the tuned prompt
+have 95 % intervals: over the baseline (`Verdict.against`), and over the best constant answer.
 
 - ``not_measured``: there is no measurement on dev rows.
 - ``no_prompt``: the deployable prompt is "no prompt", perhaps with a label bias.
@@ -124,7 +124,7 @@ class Standing(Message):
     Attributes:
         value: The metric; null if not measured.
         interval: Bounds of the metric's 95 % interval; null if not known.
-        gain: Metric of the tuned prompt minus the metric of this prompt, paired by example; null
+        gain: By how much the tuned prompt is better than this prompt, paired by example; null
             without an interval.
         tokens: Tokens that the prompt adds to each call; 4 characters count as one.
         usd: Price of these tokens for a million calls; absent if not known.

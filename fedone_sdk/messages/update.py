@@ -69,7 +69,7 @@ class AlphaUpdate(_Update):
     """The update of the ``alpha`` exchange.
 
     Attributes:
-        num_examples: Number of the client's examples, its weight in the aggregation.
+        num_examples: Number of the client's examples; the update's weight in the aggregation.
         usage: Usage of the client's own backend; zero if the gateway has scored.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
