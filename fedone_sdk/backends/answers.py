@@ -39,10 +39,10 @@ Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
 class AnswerCache:
     """Stores the answer to each input, and sends equal inputs to the model only once.
 
-    Two inputs are equal if the model, the shortened texts and all fields of the queries are equal.
-    An input that is equal to a pending input waits for the same answer. Stored and shared answers
-    have ``usage=NOTHING`` and ``cached=1``. Errors and failed inputs are shared, but not stored.
-    One instance serves one event loop at a time.
+    Two inputs are equal if they have the same model, text and `Query.scope`, and their queries ask
+    for the same. An input that is equal to a pending input waits for the same answer. Stored and
+    shared answers have ``usage=NOTHING`` and ``cached=1``. Errors and failed inputs are shared, but
+    not stored. One instance serves one event loop at a time.
 
     With a file, each answer is on disk before `rows` returns, so no answer is paid twice, even
     after a crash. Several processes may share a file.

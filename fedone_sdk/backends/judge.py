@@ -53,7 +53,7 @@ class JudgeSpec(Spec):
 
 
 class Pair(NamedTuple):
-    """Whether a text is better (1), equal (0.5) or worse (0) than another, for both orders."""
+    """Whether a text is better (1), equal (0.5) or worse (0) than another, in each order."""
 
     shown_first: float
     shown_second: float

@@ -162,7 +162,7 @@ class LlamaEngine:
         return dict(choice)
 
     def tokenise(self, text: str, *, special: bool = False) -> list[tuple[int, str]]:
-        """Return the id and text of each token; with `special`, special tokens are parsed."""
+        """Return the id and text of each token; `special` allows special tokens."""
         return self._tokens(text, parse_special=special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:

@@ -190,7 +190,7 @@ class ModelServer:
         return reply.body
 
     def blocked(self, problem: str) -> BackendBlocked:
-        """Return an error of this server that only a change of a setting resolves."""
+        """Return an error that remains until a setting is changed."""
         return BackendBlocked(problem, url=self.url)
 
     def unreadable(self) -> BackendUnavailable:

@@ -289,7 +289,7 @@ class EdgeClient:
     async def check(self) -> tuple[RunFit, ...]:
         """Return how many of this device's rows fit each running run.
 
-        Enrols the device if necessary, and checks its own model. Sends no query, claims no work.
+        Enrols the device if necessary, and checks its own model. Claims no work, sends no query.
 
         Example:
             ```python

@@ -104,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # At least 1, the highest value.
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # At least 1: the values are 0 or 1.
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(

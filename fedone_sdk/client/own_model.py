@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""How many examples with the highest and lowest losses are shown to a model that writes."""
+"""How many examples with the highest and lowest losses are shown to the model that writes."""
 
 _MAX_TOKENS = 512
 
