@@ -76,7 +76,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         return _Plan(clozes, labels, one_query(num_tokens))
 
     async def shortened(self, query: Query) -> list[list[int]]:
-        # The fingerprint lacks the maximum length, which decides the cut: the key has the ids.
+        # The fingerprint has no maximum length, so the token ids identify a shortened input.
         return [cloze.ids for cloze in (await self._prepared(query)).clozes]
 
     def _run(self, query: Query, plan: _Plan) -> Answer:

@@ -27,12 +27,18 @@ EventKind = Literal[
     "enrolled", "waiting", "assigned", "scored", "updated", "declined", "refused",
     "paused", "resumed", "offline", "online", "ended",
 ]  # fmt: skip
-"""``enrolled``: the device has an identity. ``waiting``: it claims work, or waits `retry_after_s`
-before the next claim. ``assigned``: it has work. ``scored``: `done` of `total` prompts have their
-losses. ``updated``: the server has accepted the update. ``declined``: the device has declined the
-work. ``refused``: the server has refused the update. ``paused``, ``resumed``: `only_when` has
-become false or true. ``offline``, ``online``: the server is unreachable, or reachable again.
-``ended``: there will be no more work."""
+"""What has happened.
+
+- ``enrolled``: the device has an identity
+- ``waiting``: the device claims work, or waits `retry_after_s` before the next claim
+- ``assigned``: the device has work
+- ``scored``: `done` of `total` prompts have their losses
+- ``updated``, ``refused``: the server has accepted the update, or refused it
+- ``declined``: the device has declined the work
+- ``paused``, ``resumed``: `only_when` is false, or true again
+- ``offline``, ``online``: the server is unreachable, or reachable again
+- ``ended``: there will be no more work
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +89,14 @@ class EventSink:
 Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
 """How a turn (one claim, and the work that it got) ended.
 
-``worked``: an update was accepted. ``declined``: the device declined the work. ``refused``: the
-server refused the update, which was late or invalid, or came from another model than the run's.
-``idle``: there was no work, or the device has no examples. ``paused``: `only_when` is false.
-``offline``: the aggregator could not be reached, or the answer was not an aggregator's. ``ended``:
-there will be no more work."""
+- ``worked``: an update was accepted
+- ``declined``: the device declined the work
+- ``refused``: the server refused the update, which was late, invalid, or from another model
+- ``idle``: there was no work, or the device has no examples
+- ``paused``: `only_when` is false
+- ``offline``: the aggregator could not be reached, or the answer was not an aggregator's
+- ``ended``: there will be no more work
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +126,8 @@ class Hooks:
         before_send: Gets every text before it is scored. Returns the text, a redacted form of it,
             or None to hold the example back; an exception holds the example back, too.
         only_when: Returns whether the device may work now, for instance while it charges. Called
-            before each claim and each request for scores; an exception counts as False. Work in
-            progress waits as long as the server renews its deadline; then it is declined.
+            before each claim and each request for scores. An exception counts as False. While it is
+            False, work in progress waits, as long as the server renews the work's deadline.
         on_event: A plain function that receives each `ClientEvent`, in the client's thread; it
             should return immediately. Its exceptions are logged.
         score: ``score(generated, example)`` returns a score from 0 to 1, for loss ``score``.
@@ -145,12 +154,12 @@ class WorkPolicy:
         budget: Caps on all work of the device, for all runs and servers together; work that would
             exceed them is declined. The usage is stored in the client's `state_dir`. Without a
             `backend` only `queries` can be capped. None is no cap.
-        labels: The device declines a run whose labels do not include all of these. Rows with other
-            labels take part in no run. With None all labels of the rows are required; if the device
-            then declines a run, the server learns that some row has a label that the run lacks.
-        reflect: The model that may write candidates from rows that were answered wrongly. With a
-            model on the device, candidates that quote a row are dropped; others are sent without
-            noise. With ``gateway`` the run's model reads the rows and labels. None is no model.
+        labels: Labels that a run must have; the device declines other runs. Rows with other labels
+            take part in no run. With None, all labels of the rows are required. If the device then
+            declines a run, the server learns that a row has a label that the run lacks.
+        reflect: The model that may write candidates from rows that were answered wrongly: a model
+            on the device, ``gateway`` for the run's model, which then reads the rows and labels, or
+            None. Candidates that quote a row are dropped; other candidates are sent without noise.
 
     Raises:
         SpecError: `reflect` is neither a model nor ``gateway``.

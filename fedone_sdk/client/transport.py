@@ -210,7 +210,7 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 _MAX_ANSWER_BYTES = 32 * 1024 * 1024
-"""The longest answer with arrays or a vocabulary; `MAX_ELEMENTS` float32 are 21 MiB in base64."""
+"""The longest answer with arrays or candidates. The largest array takes 21 MiB in base64."""
 _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0

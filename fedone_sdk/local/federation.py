@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # Enrolment may fail, so it precedes the second `add_run`, which starts paid measurements.
+        # The second `add_run` starts paid measurements; enrolment may fail, so it comes first.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

@@ -94,8 +94,8 @@ class BackendSpec(Spec):
             ``transformers``: folder, or name on the Hugging Face hub. ``vllm`` and ``openai``: the
             server's name for the model.
         cache: SQLite file that stores paid answers for later runs; null caches in memory only.
-        threads: CPU threads. With null, ``llama_cpp`` uses one per free core, and ``onnx`` one per
-            core but at most 4.
+        threads: CPU threads. With null, ``llama_cpp`` uses one per core, and ``onnx`` one per core
+            but at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
         multi_token_labels: Whether a causal model may have label words of several tokens. The score

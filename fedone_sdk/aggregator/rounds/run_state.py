@@ -109,7 +109,7 @@ class Strikes(NamedTuple):
     Attributes:
         recent: Strikes since the run's last update. A lost seat gives 1, and 1 per renewal, up to
             `RoundMachine.MAX_STRIKES`. If the client loses several seats, only the seat with the
-            most strikes counts, because the losses may have the same cause.
+            most strikes counts, because all seats may be lost for the same reason.
         proven: Earlier strikes, minus the client's updates. Recent strikes become proven at an
             update of another client, which shows that the model is available.
         until: When the client may get a seat again, in seconds since the epoch.

@@ -51,15 +51,15 @@ def lease_cost(
 ) -> Usage:
     """Return what a seat's lease costs when it ends; `answered` says that it ends by an update.
 
-    If the client uses the gateway, its gateway calls are charged; pending calls with their upper
-    bound. If the client has its own model, it reports its usage (`reported`):
+    If the client uses the gateway, its gateway calls are charged, and pending calls cost their
+    upper bound. If the client has its own model, it reports its usage (`reported`):
 
     - An update costs the whole lease, or the reported usage if the run trusts reports.
     - A decline costs the reported usage.
     - Without a report, the gateway calls are charged if the run has a gateway, else the lease.
 
-    The lease of a reflecting seat includes one query to score a new candidate. This query is
-    charged only if the client reports it or sends a candidate.
+    If `seat.reflects`, the lease includes one query to score a new candidate. This query is charged
+    only if the client reports it or sends a candidate.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -131,7 +131,7 @@ def new_queries(
     """
     seat = find_seat(state, assignment_id)
     if not state.running:
-        # Without the reason, which may contain a provider's message with another device's text.
+        # The reason is left out: it may have a provider's message that quotes another device.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
