@@ -2,11 +2,11 @@ import type { EdgeStorage } from "../../src/index.js";
 
 const STORE = "texts";
 
-/** Keeps the client's state in the browser's IndexedDB, of this origin alone. */
+/** Stores the client's state in the browser's IndexedDB, separately for each origin. */
 export class IndexedDbStorage implements EdgeStorage {
   readonly #opened: Promise<IDBDatabase>;
 
-  /** @param name The database's. */
+  /** @param name Name of the database. */
   constructor(name = "fedone-edge") {
     const opening = indexedDB.open(name, 1);
     opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
@@ -41,7 +41,7 @@ export class IndexedDbStorage implements EdgeStorage {
 }
 
 /**
- * Runs `work` in one tab of this origin at a time: two clients must not share a storage.
+ * Runs `work` in one tab of this origin at a time, because two clients must not share a storage.
  *
  * @param options.signal Ends the wait for the other tab.
  */
