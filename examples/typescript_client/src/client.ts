@@ -361,7 +361,7 @@ export class EdgeClient {
     try {
       run = await this.#known.run(assignment.run_id, version, signal);
     } catch (error) {
-      // The message may be of a newer version. Without a decline, its seat would stay occupied.
+      // The message may be of a newer version. Without a decline, the seat would stay occupied.
       if (error instanceof MessageError) throw new Declining(error.message);
       throw error;
     }
@@ -540,7 +540,7 @@ export interface RunOnceOptions {
   readonly signal?: AbortSignal;
 }
 
-/** Whether an error leaves work that is lost, or continued later; otherwise it is declined. */
+/** Whether the work need not be declined after an error, because it is lost or continues later. */
 function isNotDeclined(error: unknown): boolean {
   if (error instanceof RefusedBetween) return false; // A repetition would be refused too.
   if (error instanceof MessageError || error instanceof TransportError) return true;

@@ -12,8 +12,8 @@ export interface WorkPolicy {
   /** Cap on queries over all runs and servers; `storage` keeps the sum. */
   readonly budget?: { readonly queries: number };
   /**
-   * Possible values of the label column. A run must include all of them; other rows are not used.
-   * By default the values in the rows; whether a run fits then reveals them to the server.
+   * Possible values of the label column. A run must include all of them. Rows with other values are
+   * not used. By default the values in the rows; whether a run fits then reveals them to the server.
    */
   readonly labels?: readonly string[];
   /**
