@@ -13,7 +13,7 @@ export interface WorkPolicy {
   readonly budget?: { readonly queries: number };
   /**
    * Possible values of the label column. A run must include all of them. Rows with other values are
-   * not used. By default the values in the rows; whether a run fits then reveals them to the server.
+   * not used. By default the values in the rows; the server may then infer them.
    */
   readonly labels?: readonly string[];
   /**
