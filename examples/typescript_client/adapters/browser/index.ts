@@ -2,9 +2,9 @@ import type { EdgeStorage } from "../../src/index.js";
 
 const STORE = "texts";
 
-/** Keeps the client's state in the browser's IndexedDB, of this origin alone. */
+/** Stores the client's state in the browser's IndexedDB, separately for each origin. */
 export class IndexedDbStorage implements EdgeStorage {
-  /** @param name The database's. */
+  /** @param name Name of the database. */
   constructor(readonly name = "fedone-edge") {}
 
   async get(key: string): Promise<string | undefined> {
@@ -43,7 +43,7 @@ export class IndexedDbStorage implements EdgeStorage {
 }
 
 /**
- * Runs `work` in one tab of this origin at a time: two clients must not share a storage.
+ * Runs `work` in one tab of this origin at a time, because two clients must not share a storage.
  *
  * @param options.signal Ends the wait for the other tab.
  */
