@@ -64,14 +64,14 @@ def lease_cost(
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
     if seat.reflects and answered and not proposed and queries <= seat.num_queries:
-        lease -= machine.worst_query
+        lease = lease.beyond(machine.worst_query)  # which may have risen since the claim
     metered = seat.used + seat.max_pending
     has_gateway = machine.gateway_model is not None
     trusted = machine.spec.participation.own_models == "trusted"
     if through_gateway(machine, seat) or (has_gateway and reported is None):
         return metered
     if reported is None or (answered and not trusted):
-        return lease
+        return lease.at_least(metered)
     # Only a trusted report, in a run without a gateway, may exceed the lease (but not in queries).
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
@@ -152,12 +152,16 @@ def settle_call(
     assignment_id: str,
     reservation_id: str,
     used: Usage,
+    reserved: Usage,
 ) -> Result[None]:
     """Charge the cost of a gateway call, except its queries, which `reserve_call` has counted."""
     seat = state.seat_with(assignment_id)
     if seat is None or reservation_id not in seat.sent:
-        # The seat or the replica was lost, and the call was charged in full.
-        return Result(state=state)
+        # The seat or the replica was lost, and `reserved` was charged. The bill may be higher.
+        if (missing := used.beyond(reserved)) == NOTHING:
+            return Result(state=state)
+        account = replace(state.account, spent=state.account.spent + missing)
+        return Result(state=replace(state, account=account))
     sent = {other: worst for other, worst in seat.sent.items() if other != reservation_id}
     seat = replace(seat, sent=sent, used=seat.used + used)
     account = state.account.raise_lease(assignment_id, seat.used + seat.max_pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.unit.machine.game import (
     ALPHA,
     GATEWAY_QUERY,
     LOSSES,
+    MODEL,
     SAMPLES,
     Game,
     both,
@@ -236,6 +238,26 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
 
 
 class TestGatewaySpending:
+    @pytest.mark.parametrize("own_model", [False, True])
+    @pytest.mark.parametrize("times", [1, 9])
+    def test_a_candidate_that_is_not_tried_returns_its_query(
+        self, own_model: bool, times: int
+    ) -> None:
+        """But the gateway's calls are charged, and a query may cost more than at the claim."""
+        participation = {"own_models": "charged"}
+        game = Game(spec_of(participation=participation | LOSSES), gateway=True)
+        (client,) = game.seat()
+        work = game.claim(client, own_model=own_model)
+        assert work is not None
+        seat = replace(game.state.seats[0], reflects=True)
+        account = game.state.account.add(work.assignment_id, GATEWAY_QUERY)
+        game.state = game.state.with_seat(seat, account=account)
+        game.gateway(work, SAMPLES + 1)
+        game.machine = game.machine.with_model(MODEL, GATEWAY_QUERY * times)
+        game.send(work)
+        assert game.spent.queries == SAMPLES + 1
+        assert game.spent.requests >= SAMPLES + 1
+
     def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
         """A model on the device answered: its spending was not observed."""
         game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
@@ -287,6 +309,15 @@ class TestOverruns:
         game.send(work)
         assert game.spent.requests == 15
         assert game.state.status == "running"  # 5 requests pay for two more prompts
+
+    def test_what_was_spent_beyond_a_lost_seat_is_charged(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        asked = game.call(game.take(), GATEWAY_QUERY * SAMPLES)
+        game.apply(reserve_call, **asked)
+        game.advance(101)
+        assert game.spent == asked["worst"]
+        game.answered(asked, Usage(requests=15))
+        assert game.spent.requests == 15
 
 
 class TestRestarts:
