@@ -13,7 +13,10 @@ from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
-"""The item of `Seat.calls` for a reflection; all other items are digests of requests."""
+"""The item of `Seat.calls` for a reflection; all other items have digests of requests."""
+
+_REPEATED = "repeated/"
+"""Before a digest, the item of `Seat.calls` for a request that was sent again."""
 
 
 def release(
@@ -97,9 +100,10 @@ def reserve_call(
     seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(reservation_id, NOTHING) + worst.without_queries()
+    repeated = {_REPEATED + call} if worst.queries and call in seat.calls else frozenset()
     seat = replace(
         seat,
-        calls=seat.calls | {call},
+        calls=seat.calls | {call} | repeated,
         sent={**seat.sent, reservation_id: sent},
         used=seat.used + Usage(queries=queries),
     )
@@ -177,9 +181,12 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Return the queries of a failed gateway call to the lease; a repeated call uses them again."""
+    """Return the queries of a failed gateway call to the lease; a later call uses them again.
+
+    They stay counted if the request was sent twice, because the other call may be answered.
+    """
     seat = state.seat_with(assignment_id)
-    if seat is None or call not in seat.calls:
+    if seat is None or call not in seat.calls or _REPEATED + call in seat.calls:
         return Result(state=state)
     used = seat.used - Usage(queries=queries)
     return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))

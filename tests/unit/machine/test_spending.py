@@ -17,6 +17,7 @@ from fedone_sdk.aggregator.rounds.spending import (
     has_lost_calls,
     reserve_call,
     reserve_evaluation,
+    return_queries,
     settle_evaluation,
 )
 from fedone_sdk.budget import NOTHING, Usage
@@ -296,6 +297,18 @@ class TestGatewaySpending:
         refused = refusal(game.apply(reserve_call, **game.call(work, again, "call")))
         assert refused.code == "lease_exhausted"
         assert "budget of 10 requests exhausted" in refused.detail
+
+
+    def test_queries_of_a_request_that_was_sent_twice_are_not_returned(self) -> None:
+        """One replica finds the model blocked, but another one may have sent its answer."""
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        call = {"assignment_id": work.assignment_id, "call": "call", "queries": SAMPLES}
+        for times in (1, 2):
+            for _ in range(times):
+                game.apply(reserve_call, **game.call(work, GATEWAY_QUERY * SAMPLES, "call"))
+            game.apply(return_queries, **call)
+            assert game.state.seats[0].used.queries == SAMPLES * (times - 1)
 
 
 class TestOverruns:
