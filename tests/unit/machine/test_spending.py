@@ -298,7 +298,6 @@ class TestGatewaySpending:
         assert refused.code == "lease_exhausted"
         assert "budget of 10 requests exhausted" in refused.detail
 
-
     def test_queries_of_a_request_that_was_sent_twice_are_not_returned(self) -> None:
         """One replica finds the model blocked, but another one may have sent its answer."""
         game = Game(spec_of(), gateway=True)
