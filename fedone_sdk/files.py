@@ -80,7 +80,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
     SQLite then also overwrites deleted content with zeros. The switch is tried again for
-    `timeout_s` seconds, because a file's first switch ignores SQLite's own busy timeout.
+    `timeout_s` seconds, because SQLite's own busy timeout does not apply to it.
     """
     db.execute("PRAGMA secure_delete=ON")
     give_up = time.monotonic() + timeout_s

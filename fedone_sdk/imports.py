@@ -1,4 +1,4 @@
-"""Imports at run time: names of a package on first use, and functions named in configuration files.
+"""Imports on first use, and imports of functions that configuration files name.
 
 `load_object` executes the module that it imports. It is therefore called only with names from local
 files, and never with names that another machine has sent.

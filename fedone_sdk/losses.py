@@ -1,6 +1,6 @@
-"""Losses and predictions from a model's answers, and statistics to which label biases are fitted.
+"""Losses and predictions from a model's answers, and the statistics for fitting label biases.
 
-A label bias is added to the log-probability of a label. Pure Python, for devices without NumPy.
+A label bias is added to the log-probability of a label. Devices may lack NumPy: it is not used.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ def _normalised(values: LogProbs) -> tuple[list[float], float]:
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     """Return the training loss of one example.
 
-    Returns:
-        ``cross_entropy``: nats. The probabilities of the label words are first divided by their
-        sum, like the softmax over label logits in the paper's code. ``brier``: the squared distance
-        of these probabilities from the true label, 0 to 2 (Brier 1950). ``hinge``: the sum over the
-        other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
-        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 if `predicted` is the true label, else 1.0.
+    Here p are the label words' probabilities, divided by their sum as in the paper's code.
+
+    - ``cross_entropy``: ``-log p_target``, nats.
+    - ``brier``: the squared distance of p from the true label, 0 to 2 (Brier 1950).
+    - ``hinge``: the sum over the other labels of ``max(0, 1 - (log p_target - log p_other))``,
+      divided by the number of labels (torch's ``MultiMarginLoss``).
+    - ``zero_one``: 0.0 if `predicted` is the true label, else 1.0.
     """
     if task.loss == "zero_one":
         return float(predicted(task, log_probs) != target)
@@ -96,17 +97,18 @@ MAX_CLASSES = 4
 
 PROBABILITY_WIDTH = 4.0
 """Ratio of the noise on a label probability to the noise on a loss, each divided by its value's
-range. A larger ratio reduces `sensitivity`, and so the noise of the losses in the same message."""
+range. With a larger ratio, the same epsilon needs less noise on the losses."""
 
 
 def sensitivity(num_prompts: int) -> float:
-    """Return the L2 sensitivity of what a device sends: sums over a mini-batch, divided by widths.
+    """Return the L2 sensitivity of a device's sums over a mini-batch, each divided by its width.
 
-    A width is the scale of a sum's noise: the maximum loss for the losses of I prompts, W =
-    `PROBABILITY_WIDTH` for the label probabilities of each prompt, and W / sqrt(I) for the label
-    counts. If an example is replaced, a loss changes by at most its width; a prompt's probabilities
-    and the counts each change by at most sqrt(2) in L2 norm. So the squared sensitivity is at most
-    I + 2 I / W^2 + 2 I / W^2.
+    A width is the scale of a sum's noise. Let I be the number of prompts, W `PROBABILITY_WIDTH`. If
+    an example is replaced, the squares of the changes add up to at most:
+
+    - Losses, width = maximum loss: I, because each loss changes by at most its width.
+    - Label probabilities, width W: 2 I / W^2, because each prompt's change has a norm <= sqrt(2).
+    - Label counts, width W / sqrt(I): 2 I / W^2, because their change has a norm <= sqrt(2).
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -126,12 +128,12 @@ def num_groups(num_labels: int, *, private: bool) -> int:
 
 
 def loss_terms(task: TaskSpec, log_probs: LogProbs, target: int) -> list[float]:
-    """Return one example's cross-entropy, and the terms of its derivatives by the label bias.
+    """Return one example's cross-entropy, and what its derivatives by the label bias need.
 
     Returns:
-        Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,
-        1 - sum_k p_k^2; the probability p_k of each label. The gradient is p minus the indicator of
-        the true label.
+        The loss at the task's bias, nats; the trace of its Hessian, 1 - sum_k p_k^2; and the
+        probability p_k of each of the C labels: shape (2 + C,). The gradient is p minus the
+        indicator of the true label.
     """
     values = biased(task, log_probs)
     probabilities, log_total = _normalised(values)

@@ -98,7 +98,7 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
         raise SpecError("task.score: loss score needs a score function")
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
-            # A thread would drop the coroutine of an async function if this task is cancelled.
+            # Async functions are called here, other functions in a thread.
             is_async = any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
             arguments = text, example
             returned = score(*arguments) if is_async else await asyncio.to_thread(score, *arguments)
@@ -286,7 +286,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _form(schema: Mapping[str, Any]) -> Any:
-    """Return a type that checks those keywords of a JSON Schema that `json_fields` lists."""
+    """Return a type that checks a JSON Schema, as far as `json_fields` supports it."""
     if "enum" in schema:
         if not schema["enum"]:
             raise TypeError("an enum is empty")

@@ -58,7 +58,7 @@ MAX_BIAS = 100.0
 Loss = Literal["cross_entropy", "brier", "hinge", "zero_one", "nll", "score"]
 
 LOG_ZERO = -1000.0
-"""Stands for the logarithm of 0, the log-probability of a label that the model did not write."""
+"""Log-probability of a label that the model did not write, in place of the logarithm of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,9 @@ Role = Literal["system", "user", "assistant"]
 class Part(NamedTuple):
     """A part of a rendered input.
 
-    Only ``field`` parts may be truncated to fit the model. A ``role`` part opens a chat message and
-    holds its `Role`; the parts up to the next role are the message's content. A chat ends with the
-    message ``assistant``, which the model continues. ``special`` parts are special tokens that
-    backends take from a model's chat template; tasks do not render them.
+    Only ``field`` parts may be truncated to fit the model. In a chat, each message begins with a
+    ``role`` part, whose text is a `Role`. The last message is the ``assistant``'s, which the model
+    continues. Only backends use ``special`` parts, the special tokens of a chat template.
     """
 
     kind: Literal["text", "prompt", "field", "mask", "role", "special"]
@@ -98,7 +97,7 @@ Rendered = tuple[Part, ...]
 
 
 class Filling(NamedTuple):
-    """A prompt for a task with slots: one text per slot, and label words (if empty, the task's)."""
+    """A prompt for a task with slots. If `labels` is empty, the task's label words are used."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -128,12 +127,12 @@ def _known_metric(name: str) -> str:
 
 _WHOLE_NUMBER = re.compile(r"-?\d+\.0")
 _MAX_CHARS = re.compile(r"(?:\.([1-9]\d{0,6}))?")
-"""Matches the format of a template's field, which is its maximum number of characters."""
+"""Matches the format of a template's field: its maximum length, such as ``.400`` characters."""
 
 LabelValue = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
 ]
-"""A label's value, which YAML may read as a number or a truth value."""
+"""A label's value; a number or a truth value, as YAML may read it, becomes text."""
 
 
 class Label(Frozen):
@@ -254,9 +253,9 @@ class TaskSpec(Frozen):
         max_tokens: Maximum length of a generated text for ``score``, tokens.
         score: The score function for loss ``score``: a name in `scores.SCORES`, an entry point of
             the group ``fedone.scores``, ``package.module:function``, or a name with options, such
-            as ``{number: {tolerance: 0.01}}``. A name from another machine is not imported.
+            as ``{number: {tolerance: 0.01}}``. A device imports no function that a server names.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
-            per label, nats. A label that the model did not write stays impossible.
+            per label, nats. A label that the model did not write is not changed.
     """
 
     # Omitted if null or empty, to keep messages short.
@@ -338,11 +337,11 @@ class TaskSpec(Frozen):
 
     @property
     def crc32(self) -> int:
-        """CRC-32 of the keys that affect a loss, by which clients and servers compare a task.
+        """CRC-32 of the keys that affect a loss; clients compare it with the server's.
 
-        The bytes are, in this order: texts in UTF-8, each followed by a zero byte (loss, label
-        column, template, slots, each label's value and word), and the biases as little-endian
-        float64. A chat has three templates (system, user and assistant); a null is an empty text.
+        It is computed over these texts in UTF-8, each followed by a zero byte: loss, label column,
+        template (of a chat: system, user and assistant), slots, each label's value and word. A null
+        counts as an empty text. The biases follow as little-endian float64.
         """
         messages = self.chat and (self.chat.system, self.chat.user, self.chat.assistant)
         labels = (text for pair in self.labels.items() for text in pair)
@@ -364,10 +363,10 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop sequences, at which a generated text ends because the model begins a new example.
+        """Texts at which generation stops, because the model has begun to write a new example.
 
-        The only sequence is a line break and the text before the template's first column. A chat
-        has none, because chat models end their answers.
+        The only text is a line break plus the template's text before its first column. A chat has
+        none, because chat models end their answers.
         """
         if self.loss != "score" or self.template is None:
             return ()
@@ -412,7 +411,7 @@ class TaskSpec(Frozen):
 
 
 def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
-    """Return a prompt's texts by their names in the templates; the prompt "" empties every slot."""
+    """Return a prompt's texts by their names in the templates; for the prompt "" all are empty."""
     if not task.slots:
         return {"prompt": prompt if isinstance(prompt, str) else prompt.text}
     if isinstance(prompt, Filling):
@@ -445,7 +444,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # A candidate may end with a line feed before the next text; here no text follows.
+            # A final line feed separates a candidate from more text; here no text follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
@@ -512,9 +511,9 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 
 
 def label_index(task: TaskSpec, value: object) -> int | None:
-    """Return the index of the label that a row's value means; None if it means no label.
+    """Return the index of the label that a row's value names; None if it names no label.
 
-    The value means the label with the same text, or else the only label with the same `label_key`.
+    If no label has exactly this text, the value names the only label with the same `label_key`.
     """
     exact, alike = _label_indices(tuple(task.labels))
     return exact.get(str(value), alike.get(label_key(value)))

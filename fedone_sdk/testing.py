@@ -60,7 +60,7 @@ def _weight(inputs: Rendered, word: str) -> int:
 
 
 class ScriptedBackend(LLMBackend):
-    """A backend whose answers come from functions; they return None for an input that fails.
+    """A backend whose answers come from functions. They return None for an input that fails.
 
     The attribute `asked` lists all queries so far.
 

@@ -128,10 +128,10 @@ class Vocabulary(Frozen):
     Candidates are only appended during a run, so that indices keep their meaning.
 
     Attributes:
-        candidates: At least two unique texts, in index order, for every position; empty with slots,
-            and for methods without a vocabulary. A prompt is the concatenation of one candidate per
-            position, so a word includes its leading space. One candidate may be blank (``""``),
-            which leaves a position empty.
+        candidates: At least two unique texts, in index order, for every position. A prompt is the
+            concatenation of one candidate per position, so a word includes its leading space. The
+            blank candidate (``""``) leaves a position empty. There are no `candidates` if there
+            are slots, or if the method has no vocabulary.
         slots: Slots in the order of the prompt.
     """
 
@@ -362,8 +362,8 @@ def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) ->
     return [*(chosen if size is None else chosen[: size - len(missing)]), *missing]
 
 
-# A word with its inner apostrophes, hyphens and digit groups; an ending such as 's, as its own
-# word; or a punctuation mark and its repetitions.
+# Matches a word with inner apostrophes, hyphens and digit groups, an ending such as 's, or a
+# punctuation mark and its repetitions.
 _TOKEN = re.compile(
     r"(?P<word>\w+(?:['\u2019-]\w+|(?<=\d)[.,]\d\w*)*|['\u2019](?:s|re|ve|ll|d|m|t)\b)"
     r"|(?P<mark>[^\w\s])(?P=mark)*",
@@ -372,7 +372,7 @@ _TOKEN = re.compile(
 
 
 def _runs(text: str) -> Iterator[list[str]]:
-    """Yield lists of words with only white space between them, and a list per punctuation mark.
+    """Yield the words between two punctuation marks as a list, and each mark as a list.
 
     Each word has a leading space, also at the start of a text, so that it is the same candidate
     everywhere.
@@ -399,7 +399,7 @@ def pmi_ngrams(
     Args:
         texts: Training text.
         max_ngram: Maximum number of words per candidate.
-        min_count: Rarer pairs are split, because rare pairs have a high PMI by chance.
+        min_count: Pairs that occur less often are split, because their PMI may be high by chance.
         threshold: Minimum PMI at which two words stay together, nats.
     """
     runs = [run for text in texts for run in _runs(text)]

@@ -35,7 +35,7 @@ _CHANGE_TEXTS = {
 """Texts of changes in the log, by the change's label in the metric ``fedone_access_changes``."""
 
 _SEEN_PRECISION_S = 86_400.0
-"""Precision of the time of a client's last request, seconds; each new time costs a write."""
+"""The time of a client's last request is stored at most this often, seconds."""
 _MAX_LOOKUPS = 4
 """Maximal number of concurrent lookups of unknown secrets; limits the load from guessed secrets."""
 
@@ -81,10 +81,7 @@ class Access:
         await self.reload_all()
 
     async def reload_all(self) -> None:
-        """Cache the most recently enrolled clients again, in case other replicas changed them.
-
-        On device routes, only cached clients are exempt from the rate limit of their address.
-        """
+        """Cache the most recently enrolled clients again, in case other replicas changed them."""
         self._generation += 1
         self._records.clear()
         self._index_by_secret.clear()
@@ -175,7 +172,7 @@ class Access:
             await self._on_changed(client.index)
         else:
             self._cache(client)
-            # Lets other replicas update `num_clients`, which decides whether rounds can be filled.
+            # The other replicas update their `num_clients`.
             await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)
@@ -266,7 +263,7 @@ class Access:
     # Cache
 
     def _cached(self, secret_sha256: str) -> ClientRecord | None:
-        # The duration of the lookup can reveal the digest, but not the secret.
+        # An attacker who measures the duration can learn the digest, but not the secret.
         index = self._index_by_secret.get(secret_sha256)
         if index is None:
             return None

@@ -35,7 +35,7 @@ def new_secret(prefix: str) -> str:
 def digest(secret: str) -> str:
     """Return the hex SHA-256 of a secret; a slow hash is unnecessary for secrets of high entropy.
 
-    aiohttp decodes header bytes that are not UTF-8 to lone surrogates; those bytes are hashed.
+    Header bytes that are not UTF-8 (lone surrogates in `secret`) are hashed unchanged.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -152,7 +152,7 @@ class AdminToken(_Secret):
 
 
 def _with_token(value: object) -> dict[str, Any]:
-    """Return a mapping with the key ``token``, also for a plain token and for ``{env: ...}``."""
+    """Return a token of the configuration as a mapping with the key ``token``."""
     if not isinstance(value, dict) or value.keys() == {"env"}:
         return {"token": value}
     if "env" not in value:

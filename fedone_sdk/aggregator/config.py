@@ -212,9 +212,9 @@ class ServeConfig(Spec):
     def load(cls, path: str | Path | None = None) -> Self:
         """Load a CONFIG.yaml and the environment variables, which take precedence.
 
-        ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON. A
-        mapping is merged with the file's mapping; any other value replaces the file's value. Other
-        ``FEDONE_`` variables are errors if their names have ``__`` or are similar to a key's name.
+        ``FEDONE_AUTH__ADMIN_TOKEN`` sets the key ``auth.admin_token``. Lists and mappings are JSON.
+        A mapping is merged with the file's mapping; other values replace those of the file. An
+        unknown ``FEDONE_`` name is an error if it has ``__`` or is similar to a key's name.
 
         Args:
             path: The file; None uses the environment only.
@@ -430,9 +430,9 @@ def _variables(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _misspelt(model: type[BaseModel]) -> Iterator[str]:
-    """Yield an error for each unknown name that has ``__`` or is similar to a key's name.
+    """Yield an error for each unknown variable with ``__`` or with a name similar to a key.
 
-    Other unknown variables are not errors, because commands read some and Kubernetes sets some.
+    Other ``FEDONE_`` variables are allowed: commands read some of them, and Kubernetes sets some.
     """
     for name in os.environ:
         key, nested, _ = name.upper().removeprefix(_PREFIX).lower().partition(_DELIMITER)

@@ -36,8 +36,8 @@ _WAITING = ("/v1/assignments/claim", "/v1/runs/{run_id}/events")
 class Metrics:
     """The metrics of one aggregator process, in a registry of their own.
 
-    The number of label values is limited: labels contain declared routes, problem codes, and runs
-    that are running or have ended within the last hour, but no clients.
+    Labels contain routes, problem codes and runs, but no clients. An ended run has metrics for one
+    hour, so that the number of label values stays small.
     """
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Amounts spent (unit queries: of training only)", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Spending, without queries of the evaluation", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Label log-probabilities from the model", ()),

@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 _POLL_S = 1.0
 """Interval at which a replica checks the leader lock and the other replicas, seconds."""
 _MAX_SIGNALS = 10_000
-"""Maximal number of queued signals; if there are more, they are replaced by a full reload."""
+"""If more signals than this wait, they are dropped, and everything is reloaded instead."""
 _DAY_S = 86_400.0
 _CLIENTS_AT_ONCE = 500
 _SWEEP_INTERVAL_S = 3600.0
@@ -104,7 +104,7 @@ class Replicas:
     async def restore(self) -> None:
         """Restore the waiting clients, and charge model calls whose replica has exited.
 
-        Call it after all runs are loaded: no run may draw clients while only some are restored.
+        Call it after all runs are loaded, so that no run draws from only some of the clients.
         """
         down = self._down
         members = await self.store.members()

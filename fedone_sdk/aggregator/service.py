@@ -396,7 +396,7 @@ class Service:
         """Raise caps of a run; a run that ended because its budget was exhausted continues.
 
         Raises:
-            ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
+            ProblemError: ``run_conflict`` if a cap would be lower or the run cannot continue;
                 ``backend_blocked`` or ``backend_unavailable`` as for `resume_run`.
         """
         await run.catch_up()

@@ -1,4 +1,4 @@
-"""Metrics and OpenTelemetry traces. `Observers` has both, so that the server takes one argument.
+"""Metrics and OpenTelemetry traces; `Observers` has both.
 
 Prometheus and OpenTelemetry are imported only if they are enabled.
 """

@@ -3,8 +3,8 @@
 Prompts are drawn from alpha, the weights of N tokens (candidates) at n positions. An update changes
 alpha by a *step*. A round may have only one client, so an update is compared with earlier updates:
 
-- its *size* (the spread of its losses) with the sizes of recent updates;
-- its *direction* with the mean effects of its tokens so far; their cosine is the *agreement*.
+- Its *size* is the spread of its losses. It is compared with the sizes of recent updates.
+- Its *agreement* is the cosine between the effects of its tokens and their mean effects so far.
 
 The step is applied, shortened or rejected, and the result is recorded per client.
 """
@@ -97,7 +97,7 @@ class Influence:
         scaled: Number of the client's updates whose step was shortened.
         score: Mean score of the client's updates, in robust standard deviations. A negative score
             means that an update disagrees with earlier updates or is too large.
-        loss_residual: Mean of the client's losses minus the run's median loss at that time.
+        loss_residual: Mean, over the client's updates, of the loss minus the run's median so far.
     """
 
     client: int
@@ -114,11 +114,11 @@ class Defence:
     """Limits or rejects the clients' steps. `admit` takes the memory and returns the next one.
 
     Attributes:
-        num_samples: I, the number of prompts that an update scored. It gives a lower bound of the
-            agreements' standard deviation: their sampling error, about 1/sqrt(I - 1).
+        num_samples: I, the number of prompts per update. The sampling error of an agreement is
+            about 1/sqrt(I - 1), so the agreements' standard deviation is taken as at least this.
         trust_region: The longest step, as a multiple of the median recent step; None is no limit.
-        outliers: An update is rejected if its agreement is below the median, or its size above the
-            median, by more than this many robust standard deviations (1.48 MAD). None is no limit.
+        outliers: How far an agreement may be below the median, and a size above it, in robust
+            standard deviations (1.48 MAD). Other updates are rejected. None is no limit.
         quarantine: A client is quarantined when at least this many of its updates, and more than
             half of them, were outliers; None quarantines no client.
         only_bounds: Whether steps are only shortened, and nothing is recorded about clients.
@@ -155,7 +155,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # With 3 or more updates, the round's steps count too: one long step is not their median.
+        # With 3 or more updates, one long step is not their median, so the round's steps count too.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),
@@ -204,7 +204,7 @@ class Defence:
         return _Verdict(admitted=admitted, score=score, recorded=recorded)
 
     def _score(self, update: _Update, history: _History) -> float:
-        """Return the lower of the scores of direction and size, in robust standard deviations."""
+        """Return the lower of the scores of agreement and size, in robust standard deviations."""
         score = 0.0
         if update.agreement is not None and len(history.agreements) >= WARM_UP:
             chance = 1.0 / math.sqrt(self.num_samples - 1)

@@ -1,23 +1,23 @@
 """The evaluator of searches: the posterior value of each prompt, given the observed losses.
 
-The model of a mini-batch is, for each class,
+A class is a group of examples whose losses are reported separately. (With many labels or under
+privacy, all examples are one group.) For each mini-batch and class, the model is
 
-    loss of a prompt = random intercept of the mini-batch + value of the prompt + noise,
+    loss of a prompt = intercept of the mini-batch + value of the prompt + noise.
 
-where a prompt's loss is taken at its best label bias. A class is a group of examples whose losses
-are reported separately; with many labels or under privacy, all examples are one group. The values
-are a Gaussian process whose kernel depends on the candidates that prompts share (`Kernel`). The
-intercepts have a flat prior, so only losses of the same mini-batch are compared directly. The noise
-of a mean over b examples has the variance sigma^2 / b; part of it is correlated between similar
-prompts. The variances maximise the marginal likelihood (`Likelihood`).
+- The loss is taken with the prompt's best label bias.
+- The intercept has a flat prior, so only losses of the same mini-batch are compared directly.
+- The values are a Gaussian process: prompts that share candidates have similar values (`Kernel`).
+- The noise of a mean over b examples has the variance sigma^2 / b. A part of the noise is
+  correlated between similar prompts. `Likelihood` chooses the variances.
 
-A prompt's best label bias is the sum of a bias that all prompts share and a deviation. A second
-Gaussian process with a larger prior variance estimates the gradient and the Hessian's trace of each
-prompt's loss at the shared bias. `label_bias` computes the deviation from them.
+The label bias of a prompt is a bias that all prompts share, plus a deviation. A second Gaussian
+process estimates the gradient and the Hessian's trace of the prompt's loss at the shared bias.
+`label_bias` computes the deviation from them.
 
-Clients may send false losses. The weight of a mini-batch (its *trust*) is therefore lower if its
-losses disagree with the others by more than the noise explains. In the model, the noise has a t
-distribution with one scale per mini-batch (Lange, Little and Taylor 1989).
+Clients may send false losses. If the losses of a mini-batch disagree with the others by more than
+the noise explains, the mini-batch gets a lower weight, its *trust*. It is computed from a t
+distribution of the noise with one scale per mini-batch (Lange, Little and Taylor 1989).
 
 Shapes: P prompts, E losses, J mini-batches of I prompts, K classes, C labels, F features.
 """
@@ -55,16 +55,15 @@ _DEGREES_OF_FREEDOM = 4.0
 _MARGIN = 1.0
 """A pessimistic value is the expected value plus this many standard deviations.
 
-In the 40 runs that `ThompsonSampling` describes, with a fifth of the clients Byzantine, 100 queries
-reached 70 % of the possible improvement with a margin of 1, and 63, 59 and 40 % with margins of 0,
-1.5 and 2. With honest clients, or after 300 queries, the results differed by at most 4 points."""
+With margins of 0, 1, 1.5 and 2, the 40 runs that `ThompsonSampling` describes reached 63, 70, 59
+and 40 % of the possible improvement after 100 queries. With honest clients, or after 300 queries,
+the results differed by at most 4 points."""
 
 _CONFIRMED = 1.5
-"""A prompt is confirmed when the trust of its mini-batches adds up to this, in each class.
+"""A prompt is confirmed when, in each class, the trust of its mini-batches adds up to this.
 
 A trust is at most 1, so 1.5 needs two mini-batches, and 2.5 would need three. In 30 simulated runs
-with losses of 0 or 1 (20 queries, 5 per ask) and a minimum of 2.5, 67 % of the runs deployed "no
-prompt", and the mean gain was 0.030 of a possible 0.169. With 1.5, these were 23 % and 0.078."""
+of 20 queries, the mean gain was 0.078 (of a possible 0.169) with 1.5, and 0.030 with 2.5."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias minus the shared bias, nats."""
@@ -73,7 +72,7 @@ _NOISED_STD = 1.0
 """Prior standard deviation of the shared bias if clients add noise, nats."""
 
 _JITTER = 1e-6
-"""This fraction of the mean variance is added to variances, so that a Cholesky root exists."""
+"""Fraction of the mean variance that is added to all variances, for the Cholesky root."""
 
 _POOLED = 8.0
 """In a class's noise, the mean noise of all classes counts as this many degrees of freedom."""
@@ -178,7 +177,7 @@ class Evaluator:
         """Return joint posterior draws of values, shape (count, P + Q).
 
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
-        No observed loss depends on their nuggets (`Kernel`), so these stay at the prior mean, 0.
+        The nugget (`Kernel`) of a new prompt is 0, because no observed loss depends on it.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
@@ -211,8 +210,8 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when, for each class, two trusted mini-batches scored it. Before that,
-        its bias may be fitted to one class only, because a client may have examples of one class.
+        A prompt is confirmed when, for each class, it was scored on two trusted mini-batches. With
+        fewer, its bias may fit only one class, because a client may have examples of one class.
         The reference is always confirmed. If no prompt is confirmed, all prompts are compared.
         """
         confirmed = self.confirmed
@@ -341,10 +340,10 @@ def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray
 def _optimism(observed: Observations) -> NDArray[np.float64]:
     """Return by how much the loss at a fitted bias is too low, shape (P,).
 
-    A bias of C - 1 numbers is fitted to n examples with the ridge r / n. Their mean loss gets too
-    low by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times
-    the identity on C - 1 dimensions, where h (C - 1) is the mean trace. Without this correction,
-    prompts with few examples would seem the best.
+    Without this correction, prompts with few examples would seem the best. A bias of C - 1 numbers
+    is fitted to n examples with the ridge r / n. If H is the Hessian of their mean loss, the loss
+    is too low by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as
+    the identity, multiplied by the mean trace / (C - 1).
     """
     free = observed.biases.shape[1] - 1
     if not free:

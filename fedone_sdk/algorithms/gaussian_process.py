@@ -73,11 +73,11 @@ class MiniBatches:
 
 
 class RemlNoise(NamedTuple):
-    """The noise of mini-batches with one example each; their intercepts are integrated out.
+    """The noise of mini-batches with one example each, after the intercepts are integrated out.
 
-    The losses of the mini-batch's prompts have the noise covariance R, and the intercept has a flat
-    prior. The losses then have the precision R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1): only differences
-    between prompts count (restricted maximum likelihood, Patterson and Thompson 1971).
+    Let R be the covariance of the noise in a mini-batch's losses. The intercept has a flat prior,
+    so only differences between prompts count. The precision of the losses is then
+    R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1), see Patterson and Thompson 1971 (restricted likelihood).
 
     Attributes:
         precision: Shape (J, I, I), 0 where there is no prompt.
@@ -125,8 +125,8 @@ class RemlNoise(NamedTuple):
 class Features:
     """The features of prompts: the candidates of each slot, whatever their position in the slot.
 
-    In a slot of several positions the blank is not a feature, because a common blank does not make
-    prompts similar. In a slot of one position the blank is a candidate like any other.
+    In a slot of several positions the blank is not a feature, because two prompts that both have a
+    blank need not be similar. In a slot of one position the blank is a candidate like any other.
     """
 
     space: Space
@@ -161,9 +161,9 @@ class Features:
 class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
-    A value is a sum of normal parts: one per feature, one per pair of features, and one of the
+    A value is a sum of normal parts: one per feature, one per pair of features, and one for the
     whole prompt (the nugget). The parts of features have a common random mean, because in some
-    tasks most words do harm. Prompts of a and b features with m in common have the covariance
+    tasks most words do harm. Two prompts of a and b features, m in both, have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
@@ -295,10 +295,11 @@ LARGEST = 12.0
 class Hyperparameters(NamedTuple):
     """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
 
+    `additive`, `pairs` and `nugget` are the logs of these fields of `Kernel`.
+
     Attributes:
-        additive: Log of `Kernel.additive`. `pairs` and `nugget` are logs of its fields, too.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: Log ratio of the prior variances of `Likelihood.unbiased` and `Likelihood.losses`.
+        curves: Log of a ratio of prior variances: of `Likelihood.unbiased` to `Likelihood.losses`.
     """
 
     additive: float

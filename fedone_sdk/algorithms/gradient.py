@@ -202,8 +202,8 @@ class PolicyGradient(PlainAlgorithm, ABC):
     ) -> NDArray[np.float64]:
         """Return the gradient, shape (n, N), from the advantage of each token.
 
-        The gradient is the advantage times (drawn - other); `drawn_advantage` defines all three.
-        Candidates that do not exist have the advantage 0.
+        The gradient is `(drawn - other) * advantage` (see `drawn_advantage`). Candidates that do
+        not exist have the advantage 0.
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
@@ -285,11 +285,13 @@ class BDPL(PolicyGradient):
 def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the advantage of each token: how far the losses of its prompts are above the mean.
 
-    Shape (n, N); entry (i, j) is 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i].
-    The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). A score is the
-    derivative of a prompt's log-probability: `drawn_ij` for tokens of the prompt, `other_ij` for
-    others. The differences from the mean loss sum to 0, so the gradient is
-    `(drawn - other) * drawn_advantage`, which needs no (I, n, N) array.
+    Let l_r be the loss of prompt r of I prompts. The result has the shape (n, N) and the entries
+
+        1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i].
+
+    The policy gradient (FedOne, eq. 6) has, in place of the bracket, the derivative of the prompt's
+    log-probability. Let this derivative be `drawn_ij` for tokens of the prompt, and `other_ij` for
+    other tokens. The sum of l_r - mean l is 0, so the gradient is `(drawn - other) * advantage`.
 
     Tokens that no prompt has get exactly 0, because AdamW would amplify rounding noise. All
     operations are correctly rounded and in a fixed order, so all machines compute the same bits.

@@ -41,7 +41,7 @@ class Expansions(NamedTuple):
     Attributes:
         losses: l, nats, shape (...).
         probabilities: p, shape (..., C), at least 0, sum 1.
-        gradients: p - t, where noise may make the reported p negative; shape (..., C), sum 0.
+        gradients: p - t, with p as reported (noise may make it negative); shape (..., C), sum 0.
         spreads: s, shape (...), at least 1.
         biases: b0, shape (..., C).
     """
@@ -65,7 +65,7 @@ class Expansions(NamedTuple):
         """
         numbers = means.astype(np.float64)
         gradients = numbers[..., 2:] - targets
-        # Probabilities with noise are used for the gradient only; each p_k is then set to 1 / C.
+        # Probabilities with noise are used only for the gradient; elsewhere p_k is 1 / C.
         noised = numbers[..., 1:2] >= UNKNOWN_TRACE
         probabilities = np.where(noised, 1.0 / targets.shape[-1], on_simplex(numbers[..., 2:]))
         return cls(

@@ -78,9 +78,9 @@ class ClassLosses:
     The examples are in K groups: one per class, or one for all. `label_bias` has the formulas.
 
     Attributes:
-        means: For each prompt and group: the mean loss, the trace of its Hessian with respect to
-            the label bias, and the mean probability of each label, all at the prompt's bias;
-            float64, shape (I, K, 2 + C). Zeros for a group without an example.
+        means: Float64, shape (I, K, 2 + C). Per prompt and group: the mean loss, the trace of its
+            Hessian with respect to the label bias, and the mean probability of each label. They
+            are computed with the prompt's bias, and are 0 for a group without examples.
         counts: Number of examples in each group, int64, shape (K,); the sum is at least 1.
         targets: Shares of the true labels in each group, float64, shape (K, C).
         biases: The label bias that each prompt was scored with, nats, float64, shape (I, C).
@@ -115,7 +115,7 @@ class ClassLosses:
 
     @classmethod
     def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
-        """Return plain losses, shape (I,), as losses of one group and one label without biases."""
+        """Return plain losses, shape (I,), as `ClassLosses` of one group and one label."""
         means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
         return cls(
             means=means[:, None],
@@ -143,7 +143,7 @@ def clip_losses(losses: NDArray[_Float], highest: float | None) -> NDArray[_Floa
 
 
 class Algorithm(Protocol):
-    """A black-box method, whose functions only depend on their arguments; states are immutable.
+    """A black-box method. Its results depend only on the arguments, and states are immutable.
 
     Example::
 
@@ -164,7 +164,7 @@ class Algorithm(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the run has one memory (a pool of prompts); False if each client has its own."""
+        """Whether all clients share one memory; False if each client has its own."""
         ...
 
     def init(self) -> State:
@@ -172,7 +172,7 @@ class Algorithm(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Raise unless the method can continue from a state (its memory may come from a client).
+        """Raise unless the method can continue from a state, which may come from a client.
 
         Raises:
             ValueError: Alpha has another shape, or the memory is not one of this method.
@@ -200,7 +200,7 @@ class Algorithm(Protocol):
         ...
 
     def search_on(self, state: State) -> State:
-        """Return the state to continue from when a raised cap allows more asks than planned."""
+        """Return the state for further asks, if a raised cap allows more asks than planned."""
         ...
 
     def wanted(self, state: State) -> int:

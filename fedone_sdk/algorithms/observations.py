@@ -25,7 +25,7 @@ _SHARE_SPREAD = 0.1
 """Prior standard deviation of a class's share; the prior mean is an equal share for each class."""
 
 _CLIENTS_AHEAD = 50
-"""The class shares are estimated for the run's future clients; this is their assumed number."""
+"""Assumed number of future clients, for which the class shares are estimated."""
 
 
 # Without `slots=True`, because cached_property needs a __dict__.
@@ -33,9 +33,9 @@ _CLIENTS_AHEAD = 50
 class Observations:
     """Distinct prompts with their remembered losses.
 
-    In a prompt's mean loss, the weight of a class is its share in the examples of all clients so
-    far, not in the examples on which this prompt was scored. If clients have different class
-    shares, the first clients are a poor sample, so the shares are shrunk towards equal shares.
+    In the mean loss of every prompt, a class has the same weight (`class_share`): its share in the
+    examples of all clients so far. If clients have different class shares, the first clients are a
+    poor sample. The weights are therefore shrunk towards equal weights.
 
     Attributes:
         prompts: Shape (P, n), int64.
@@ -47,8 +47,8 @@ class Observations:
         targets: The shares of the labels among these examples, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
-        clients: The client c of each mini-batch, shape (J,), int64: c if the mini-batch has all
-            rows of the client, ``-2 - c`` if it has some, and -1 if the client is unknown.
+        clients: The client of each mini-batch, shape (J,), int64. For client c, the number is c if
+            the mini-batch has all rows of the client, otherwise ``-2 - c``; -1 means unknown.
     """
 
     prompts: NDArray[np.int64]
@@ -95,7 +95,7 @@ class Observations:
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} is missing")
         arrays = {name: memory[name] for name in names}
-        # `size` and not `len`, which would fail for an array without axes from a client.
+        # `size` and not `len`: a client may send an array without axes.
         size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
         clients = arrays["examples"].size // groups
         shapes = {
@@ -274,9 +274,9 @@ class Observations:
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """The sum of the trust of the mini-batches that scored a prompt, per class, shape (P, K).
+        """How often each prompt was scored on examples of each class, shape (P, K).
 
-        Mini-batches of the same rows count once, with the largest trust.
+        A mini-batch counts as its trust. Mini-batches of the same rows count once.
         """
         of = np.unique(self._samples, return_inverse=True)[1]
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
@@ -293,7 +293,7 @@ class Observations:
 
     @cached_property
     def losses(self) -> NDArray[np.float64]:
-        """Losses of each group at their prompts' best biases, nats, shape (E, K)."""
+        """The losses of each class with their prompts' best label biases, nats, shape (E, K)."""
         return self.expansions.at(self.biases[self.rows][:, None]).losses
 
     def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -370,8 +370,8 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 def clusters(memory: Memory, position: int) -> Counter[int]:
     """Return the number of clients for which each candidate of a position is best.
 
-    For a client, a candidate is better than the deployable prompt's candidate only if both were
-    scored on two or more of the client's mini-batches and the mean gain exceeds its standard error.
+    For a client, the deployable prompt's candidate is best unless another is clearly better: both
+    were scored on two or more of its mini-batches, and the mean gain exceeds the standard error.
     """
     if not memory:
         return Counter()

@@ -27,16 +27,13 @@ POOL_SIZE = 256
 """Number of prompts that a search remembers; with 1,000, each `tell` would take a second."""
 
 ELITE = 4
-"""How many of the best prompts are always remembered, and are varied to make new prompts."""
+"""Number of best prompts that are always remembered, and from which new prompts are made."""
 
 REVISITED = 0.3
 """The fraction of an ask's prompts that are known and scored again."""
 
 CHANGES = 2.0
-"""Mean number of positions in which new prompts differ from "no prompt".
-
-In the tables of docs/benchmarks/slots.md, prompts have four slots. On average, a change of
-one slot can give 71 % of the improvement that a change of all slots can give; two slots, 94 %."""
+"""Mean number of positions in which new prompts differ from "no prompt"."""
 
 FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
@@ -58,7 +55,7 @@ _ASKS, _HALVING_START = range(2)
 
 
 class Known(NamedTuple):
-    """The posterior that new prompts are made from."""
+    """The posterior from which new prompts are made."""
 
     evaluator: Evaluator
     estimates: Estimates
@@ -73,21 +70,20 @@ class Known(NamedTuple):
 class PromptSearch(ABC):
     """A search that remembers the losses of prompts; subclasses make new prompts.
 
-    An ask returns known prompts, which are scored again, and new prompts. The known prompts are the
-    reference ("no prompt", if the space has it) and, in equal parts, the best prompts and the
-    prompts with the best optimistic values (`Estimates`). `Evaluator` makes losses of different
-    clients comparable.
+    `Estimates` has an expected, an optimistic and a pessimistic value of each known prompt. The
+    reference is "no prompt", if the space has it.
 
-    The deployable prompt is the incumbent: the prompt with the best pessimistic value, with its
-    best label bias. The incumbent is the reference until another prompt is confirmed
-    (`Evaluator.incumbent`).
+    By default an ask returns new prompts, and known prompts to score again: the reference, prompts
+    with the best pessimistic values, and as many prompts with the best optimistic values.
 
-    **Successive halving.** After `search` asks, no new prompts are made. The best prompts and the
-    reference are scored again for `halving` asks, in stages of equal length, and each stage keeps
-    the better half of them. Then the method has finished.
+    The deployable prompt is the *incumbent*, the prompt with the best pessimistic value. Until
+    another prompt is confirmed (`Evaluator.incumbent`), the incumbent is the reference.
 
-    alpha is the estimated probability of each candidate to be in the best prompt: its smoothed
-    frequency in the best prompts of `DRAWS` posterior draws. The search itself does not use alpha.
+    **Successive halving.** After `search` asks, no new prompts are made. For `halving` asks, the
+    best prompts and the reference are scored again, in stages of equal length. Each stage keeps the
+    better half of the prompts. Then the method has finished.
+
+    alpha is the estimated probability that a candidate is in the best prompt; it is only reported.
 
     Attributes:
         num_samples: I, at least 2.
@@ -96,7 +92,7 @@ class PromptSearch(ABC):
         num_labels: C, the number of labels whose biases are fitted; with 1, none are fitted.
         num_groups: The number of groups of examples with separate losses: C, or 1.
         start: The warm start for the first ask (`warm_start`); None means a uniform start.
-        seed: Seeds the random choices of the untrained prompt, and the posterior draws for alpha.
+        seed: Seed of the untrained prompt and of the posterior draws for alpha.
     """
 
     space: Space
@@ -219,7 +215,7 @@ class PromptSearch(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
 
-        A prompt may be as good if the 95 % posterior interval of its difference to the incumbent
+        A prompt may be as good as the incumbent if the 95 % posterior interval of their difference
         contains 0. "No prompt" is returned only if it is the incumbent.
         """
         observed = self._observed(state)
@@ -296,9 +292,9 @@ class PromptSearch(ABC):
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        For each prompt, a number k is drawn from a geometric distribution. Of the slots with one
-        position, k random ones may differ. Of a slot with several positions, the first k may
-        differ; if no candidate of the slot is blank, all may.
+        For each prompt, a number k is drawn from a geometric distribution. Then k random slots of
+        one position may differ, and the first k positions of each slot of several positions. (If
+        such a slot has no blank candidate, all its positions may differ.)
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -311,7 +307,7 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Return rows to score again: reference, best prompts, best prompts by optimistic value."""
+        """Return the rows of known prompts that an ask scores again (see the class)."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
@@ -336,7 +332,7 @@ class PromptSearch(ABC):
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # Keep the elite, the reference, and the prompts that were scored last.
+        # Keep the best few, the reference, and the prompts that were scored last.
         # Ranking all prompts by loss would keep poor prompts with lucky losses.
         reference = known.evaluator.reference
         is_kept = np.zeros(len(ranked), dtype=bool)
@@ -349,7 +345,7 @@ class PromptSearch(ABC):
         return remembered
 
     def _alpha(self, known: Known, asks: int) -> NDArray[np.float64]:
-        """Return alpha, shape (n, N)."""
+        """Return alpha: how often the best prompts of draws have each candidate, shape (n, N)."""
         rng = stream(stream_seed(self.seed, "alpha", asks))
         best = self._lowest(known, DRAWS, rng)
         frequency = (best[:, :, None] == np.arange(self.space.vocab_size)).sum(axis=0)
@@ -359,8 +355,8 @@ class PromptSearch(ABC):
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the prompts with the lowest values in posterior draws, shape (count, n).
 
-        A draw has values of the observed prompts, and of new ones near the reference or the best.
-        It has no new prompts that differ from the reference outside the draw's `_changed`.
+        The prompts are the observed ones, and new ones near the reference or near the best prompts.
+        A new prompt may differ from the reference only in the positions that `_changed` draws.
         """
         best = known.prompts[rng.integers(min(len(known.prompts), ELITE), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))

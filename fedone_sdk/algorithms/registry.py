@@ -140,11 +140,12 @@ _loaded: dict[str, Callable[..., Any]] = {}
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
     """Import the object that ``method.object`` of RUN.yaml names; do nothing for other methods.
 
-    The object is called with the spec's options, and with each of the following arguments that its
-    signature names: `prompt_len` (n), `vocab_size` (N), `num_samples` (I), `seed`, `blank` (the
-    index of the blank candidate, or None), `space` (`Space`, the candidates of each position),
-    `asks` (the number of asks that the run plans) and `start` (the warm start, or None). The call
-    must return an `Algorithm`; `PlainAlgorithm` is a base class.
+    A run calls the object, which must return an `Algorithm` (`PlainAlgorithm` is a base class). The
+    arguments are the spec's options, and each of these that the object's signature names:
+
+    - `prompt_len` (n), `vocab_size` (N), `num_samples` (I) and `seed`;
+    - `blank`, the index of the blank candidate, and `space`, the candidates of each position;
+    - `asks`, the number of asks that the run plans, and `start`, the warm start.
 
     Args:
         spec: The method.
@@ -250,7 +251,7 @@ class OwnAlgorithm(PlainAlgorithm):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the run has one memory; False if each client has its own."""
+        """Whether all clients share one memory; False if each client has its own."""
         return bool(self._method.shares_memory)
 
     def wanted(self, state: State) -> int:
@@ -285,7 +286,7 @@ class OwnAlgorithm(PlainAlgorithm):
             return bool(self._method.finished(state))
 
     def search_on(self, state: State) -> State:
-        """Return the state to continue from when a raised cap allows more asks."""
+        """Return the state for further asks, if a raised cap allows them."""
         with self._errors_of("search_on"):
             return self._method.search_on(state)
 

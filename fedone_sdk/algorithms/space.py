@@ -17,8 +17,8 @@ _ROUNDING = 1e-6
 def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.float64]:
     """Return the nearest rows that sum to 1 with every entry at least `floor`.
 
-    The projection subtracts a threshold from each row, clips at zero and adds `floor`. The clipped
-    entries must sum to 1 - N * floor; sorting finds the threshold (Duchi et al. 2008, figure 1).
+    The projection subtracts a threshold from each row, sets negative entries to 0 and adds `floor`.
+    The threshold is found by sorting (Duchi et al. 2008, figure 1).
 
     Args:
         rows: Shape (..., N), finite.
@@ -31,7 +31,7 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
     if not 0.0 <= floor < 1.0 / size:
         raise ValueError(f"floor must lie in [0, 1/{size}), not {floor!r}")
     mass = 1.0 - size * floor
-    # A row minus a constant has the same projection; subtracting the maximum keeps sums small.
+    # Subtracting the maximum does not change the projection, and keeps sums small.
     values = values - values.max(axis=-1, keepdims=True)
     descending = np.flip(np.sort(values, axis=-1), axis=-1)
     excess = np.cumsum(descending, axis=-1) - mass
@@ -108,10 +108,10 @@ def is_warm_started(alpha: NDArray[np.float32]) -> bool:
 class Space:
     """The prompts of a search: one candidate at each of n positions.
 
-    A prompt is stored as n indices (tokens): index j at position i is candidate j of the position's
-    slot. The positions of a slot are adjacent and share its candidates. The paper's prompt is one
-    slot of n positions. Arrays of shape (n, N) have a column for each of the N candidates of the
-    largest slot, and are 0 where a position has fewer candidates (`mask`).
+    A prompt is stored as n indices (tokens), one per position. Index j is candidate j of the
+    position's slot. The positions of a slot are adjacent and have the same candidates. The paper's
+    prompt is one slot of n positions. N is the number of candidates of the largest slot. Arrays of
+    shape (n, N) are 0 for candidates that a position does not have (`mask`).
 
     Attributes:
         sizes: The number of candidates of each position.
@@ -197,7 +197,7 @@ class Space:
         return uniform
 
     def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return alpha with new candidates, which get the mean weight of their position, (n, N)."""
+        """Return alpha, where new candidates have the mean weight of their position, (n, N)."""
         weights = alpha.astype(np.float64)
         known = weights > 0.0
         means = weights.sum(axis=1) / known.sum(axis=1)

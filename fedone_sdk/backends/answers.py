@@ -37,18 +37,19 @@ Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
 
 
 class AnswerCache:
-    """Stores the answer to each input by its key; equal inputs that are pending share one call.
+    """Stores the answer to each input, and sends equal inputs to the model only once.
 
-    Inputs are equal if the model, their texts (as shortened) and the other fields of their queries
-    are equal. A stored or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
-    inputs are shared, but not stored. One instance serves one event loop at a time.
+    Two inputs are equal if they have the same model, text and `Query.scope`, and their queries ask
+    for the same. An input that is equal to a pending input waits for the same answer. Stored and
+    shared answers have ``usage=NOTHING`` and ``cached=1``. Errors and failed inputs are shared, but
+    not stored. One instance serves one event loop at a time.
 
-    With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, even
+    With a file, each answer is on disk before `rows` returns, so no answer is paid twice, even
     after a crash. Several processes may share a file.
 
     Attributes:
         hits: Number of inputs that were answered without the model.
-        misses: Number of inputs that the model was asked for, failed inputs included.
+        misses: Number of inputs that were sent to the model, failed inputs included.
 
     Args:
         file: SQLite file for all answers; created if it does not exist. It contains no inputs.
@@ -62,11 +63,11 @@ class AnswerCache:
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
 
     async def rows(self, keys: Sequence[bytes], fingerprint: str, ask: Ask) -> list[Answer]:
-        """Return the answer to each key: from memory, a pending call for it, the file, or `ask`.
+        """Return the answer to each key: from memory, a pending call, the file, or else `ask`.
 
         Raises:
             BackendBlocked: The file cannot be read or written. Paid answers stay in memory, and are
-                written before any further call.
+                written before the next call.
         """
         known: dict[bytes, Answer] = {}
         while missing := [key for key in dict.fromkeys(keys) if key not in known]:
@@ -78,9 +79,8 @@ class AnswerCache:
             elif pending:
                 # Not `await`: a cancelled caller would then cancel the call for all callers.
                 await asyncio.wait(pending.values())
-                # The query that made a call pays for it. If this query is cancelled or exceeds its
-                # budget, its call is cancelled, and one of the waiting queries makes a new call. So
-                # one caller gets the usage, and no query fails because of another query's budget.
+                # A call is cancelled if its query was cancelled, or exceeded its budget. One of the
+                # waiting queries then makes a new call, and pays for it.
                 done = {key: call for key, call in pending.items() if not call.cancelled()}
                 known |= {key: _as_known(call.result()) for key, call in done.items()}
         rows = []
@@ -165,7 +165,7 @@ def _as_known(answer: Answer) -> Answer:
 def row_keys(
     fingerprint: str, query: Query, shortened: Sequence[object], *, apart: bool = True
 ) -> list[bytes]:
-    """Return the 16-byte key of each input of a query to a model (`apart`: see `LLMBackend`)."""
+    """Return the key of each input of a query, a hash of 16 bytes (`apart`: see `LLMBackend`)."""
     shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens, query.stop]
     shared.append(query.schema)
     around = _dump(shared if apart else [*shared, query.inputs])
@@ -178,10 +178,7 @@ def row_keys(
 
 
 class _AnswerFile:
-    """Answers by key in a SQLite file. One worker thread does all blocking work.
-
-    Answers that arrive during a write are written together in the next transaction.
-    """
+    """Answers by key in a SQLite file. One worker thread does all blocking work."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -199,7 +196,7 @@ class _AnswerFile:
         return await self._in_worker(lambda: self._get(keys))
 
     async def put(self, rows: Mapping[bytes, Answer], fingerprint: str, usage: Usage) -> None:
-        """Store answers durably, even if the caller is cancelled; replace no stored answer."""
+        """Store new answers durably, even if the caller is cancelled; old answers are kept."""
         now = time.time()
         with self._lock:
             for key, answer in rows.items():

@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory; usually fewer are pending."""
+"""Maximum number of tokenised queries in memory."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -48,19 +48,19 @@ Want = Literal["labels", "choice", "counts", "reference", "text"]
 class Query:
     """One query: one prompt on one mini-batch of B inputs.
 
-    An attribute with kinds (`Want`) in parentheses is used only by queries of these kinds.
+    If an attribute names kinds (`Want`) in parentheses, only queries of these kinds use it.
 
     Attributes:
         inputs: The B rendered inputs.
         label_words: The C label words (``labels``, ``choice`` and ``counts``).
         references: Per input, the text to score (``reference``).
-        samples: Answers to sample per input; a model may return fewer (``counts``).
+        samples: Number of answers to sample per input; a model may return fewer (``counts``).
         max_tokens: Maximum length of the generated text, in tokens (``text``).
         stop: A generated text ends before the first of these strings (``text``).
-        schema: JSON Schema of the generated text, as JSON; empty for any text.
-        scope: The run and, at a gateway, the device that asks; empty for other callers. Queries of
-            different scopes share no cached answers, because a fast or free answer would reveal
-            that another device had sent the same text.
+        schema: JSON Schema that the generated text must follow; empty for any text (``text``).
+        scope: The run, and at a gateway also the device; empty for other callers. Queries share
+            cached answers only within a scope. Otherwise a fast or free answer would reveal that
+            another device had sent the same text.
         payer: Budget that is charged for each request and retry; ignored in comparisons.
     """
 
@@ -106,16 +106,19 @@ class Answer:
     """The answer to a query.
 
     Attributes:
-        log_probs: Per input, natural log-probabilities, or None if the input failed (refused,
-            filtered). ``labels``: C values, normalised over the model's whole vocabulary;
-            ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for all others;
-            ``counts``: how many answers wrote each label, then the number of all answers;
-            ``reference``: one value for the whole reference text; ``text``: an empty tuple.
+        log_probs: Per input, a row of numbers, or None if the input failed (refused, filtered). The
+            row depends on the kind of the query:
+
+            - ``labels``: log-probabilities of the C labels, nats, over the whole vocabulary
+            - ``choice``: 0.0 for the label that the model wrote, `LOG_ZERO` for the others
+            - ``counts``: the number of answers that wrote each label, then of all answers
+            - ``reference``: the log-probability of the whole reference text, nats
+            - ``text``: no numbers
         usage: Actual usage, with 0 queries; the caller counts queries.
         cached: Number of inputs whose answer came from the SDK's cache.
         cached_tokens: Prompt tokens of the usage that were in the provider's cache.
         texts: Per input, the generated text (``text``).
-        censored: Number of log-probabilities that are upper bounds because the API shows no value.
+        censored: Number of log-probabilities that are upper bounds: the API shows no value.
         model: The model version that the provider reports, if more specific than the fingerprint.
     """
 
@@ -156,8 +159,8 @@ class LLMBackend(ABC):
         apart: Whether the answer to an input is independent of the other inputs of its query. If
             so, `ModelClient` requests only the inputs that are not in its cache.
         metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
-        samples: For a model that answers ``counts``: the number of answers per input from
-            which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
+        samples: For a backend that answers ``counts``: the number of answers per input from which
+            `ModelClient` estimates label log-probabilities (`sampled`). 0 for other backends.
         local: Whether the model runs in this process for free; `fedone plan` may measure its speed.
     """
 
@@ -238,8 +241,8 @@ class LLMBackend(ABC):
     async def shortened(self, query: Query) -> Sequence[object]:
         """Return for each input a JSON value that identifies the shortened input in a cache.
 
-        The value may be the shortened text or its token ids. It is None if the input is not
-        shortened, or if all backends with the same fingerprint shorten it to the same text.
+        The value may be the shortened text or its token ids. It is None if no value is needed: the
+        input is not shortened, or `fingerprint` already determines how it is shortened.
         """
         return (None,) * len(query.inputs)
 

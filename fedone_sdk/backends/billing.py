@@ -25,8 +25,8 @@ _MAX = 2**53
 class Surplus:
     """The largest amount by which a provider has billed more than the upper bound (`quote`).
 
-    Causes are hidden reasoning, a longer chat template, or another tokeniser. For prompt
-    tokens and money it is a fraction of the quote, for completion tokens a number per input.
+    For prompt tokens and money, the surplus is a fraction of the quote. For completion tokens, the
+    surplus is a number of tokens per input.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Surplus:
         )
 
     def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
-        """Update the surplus after a bill; return by how much the bill exceeds the raised quote."""
+        """Update the surplus after a bill. Return how much the bill exceeds the raised quote."""
         excess = billed.beyond(quoted)
         if not (excess.prompt_tokens or excess.completion_tokens or excess.usd):
             self.unsure = False

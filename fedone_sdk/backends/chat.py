@@ -1,7 +1,7 @@
 """Frames of chat templates.
 
-A chat template turns messages into one text. This module applies it once, to placeholders; the text
-around them is the frame. The contents of messages are inserted into the frame afterwards. Special
+A chat template turns messages into one text. This module applies the template to placeholders. The
+text around the placeholders is the frame, into which the contents of messages are inserted. Special
 tokens therefore come only from the frame, and never from the contents.
 """
 
@@ -44,7 +44,7 @@ class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
     pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Whether each content is stripped at its (start, end).
+    strips: tuple[tuple[bool, bool], ...]  # Whether each content's start and end are stripped.
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -101,8 +101,8 @@ def chat_frame(
 ) -> ChatFrame:
     """Return the frame that a chat template makes for messages of these roles.
 
-    `bare` and `spaced` are the template's texts for `placeholder_chats`. `split` splits a text into
-    special tokens and other text.
+    `bare` and `spaced` are what the template makes of the two chats of `placeholder_chats`. `split`
+    splits a text into special tokens and other text.
     """
     names = _placeholders(roles)
     pieces, spaced_pieces = _pieces(bare, names), _pieces(spaced, names)
@@ -145,11 +145,11 @@ def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
 
 
 def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
-    """Return the label words as they follow a framed input: with or without a leading space."""
+    """Return the label words, with or without a leading space, as they follow a framed input."""
     before = ""
     for part in reversed(framed):
         if part.kind == "special" or part.text:
-            # "." stands for the text of a field, which differs in each row.
+            # The text of a field differs in each row, so "." stands for it.
             before = {"special": "", "field": "."}.get(part.kind, part.text)
             break
     return tuple(answer_word(word, before) for word in words)

@@ -1,4 +1,4 @@
-"""Label log-probabilities from the tokens that an API shows, a written word or sampled answers."""
+"""Label log-probabilities: from shown tokens, from a written word, or from sampled answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedone_sdk.messages.base import SERVED_BY
 
 # OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
-# Relative error of the sum of the shown probabilities, which are rounded to about float32.
+# Rounding error of the sum of the shown probabilities.
 _ROUNDING = 1e-6
-# The sum of rounded probabilities (bfloat16, two decimals) exceeds 1 by less than this.
+# Some servers round each probability. Their sum then exceeds 1 by less than this.
 _MAX_EXCESS = 0.02
-# If a token is listed twice, its log-probabilities differ by less than this, nats.
+# A server may list a token twice, with log-probabilities that differ by less than this, nats.
 _SAME = 0.01
 
 FIRST = 3
@@ -165,16 +165,16 @@ class Completion(BaseModel):
 
 
 def spelling(text: str) -> str:
-    """Return a token or label word in one Unicode form, without leading space.
+    """Return a token or label word in one Unicode form, in lower case, without leading space.
 
-    It is lower-cased, unless it is one capital letter: the article "a" must not match the code A.
+    A single capital letter stays a capital, so that the article "a" is not the label word "A".
     """
     text = unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120")
     return text if len(text.rstrip()) == 1 and text.isupper() else text.casefold()
 
 
 def token_spellings(token: str) -> set[str]:
-    """Return the spellings that this token matches: its `spelling`, and the same in lower case."""
+    """Return the spellings that a token matches: its `spelling`, and this in lower case."""
     return {spelling(token), spelling(token).casefold()}
 
 
@@ -224,8 +224,8 @@ def label_log_probs(
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
-    The label word may be in JSON, a code fence, quotes or bold, at the end of reasoning, after
-    ``Answer:`` or before ``: reasons``. An answer with two label words has no label.
+    The label word may be in JSON, in a code fence, in quotes or in bold, after reasoning, or in a
+    line such as "Answer: good" or "good: because ...". If there are two label words, none counts.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:
@@ -271,9 +271,10 @@ async def sampled(
 
     Args:
         query: The query.
-        samples: Number of answers to an input whose first answers differ.
+        samples: Maximum number of answers per input. If the first answers agree, they suffice.
         at_once: Returns the maximum number of answers per request.
-        ask: Sends one request of kind ``counts``, and records its usage; the estimate has usage 0.
+        ask: Sends one request of kind ``counts``, and records its usage. The usage of the estimate
+            is therefore 0.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None
@@ -291,7 +292,7 @@ async def sampled(
 
 
 def requests_of(samples: int, at_once: int) -> Iterator[int]:
-    """Yield, for each request about one input, the maximum number of its answers."""
+    """Yield the maximum number of answers of each request for one input."""
     for part in (min(FIRST, samples), samples - min(FIRST, samples)):
         for start in range(0, part, at_once):
             yield min(at_once, part - start)
@@ -300,8 +301,8 @@ def requests_of(samples: int, at_once: int) -> Iterator[int]:
 def estimated(counts: Counts) -> tuple[float, ...]:
     """Return the labels' log-probabilities, nats; `LOG_ZERO` if no answer wrote a label.
 
-    ``p(c) = (k_c + 1/2) / (n + C/2)`` if k_c of n answers wrote label c. An answer that wrote no
-    label is split equally: each of the C labels gets 1/C of it.
+    If k_c of n answers wrote label c, then ``p(c) = (k_c + 1/2) / (n + C/2)``. An answer that wrote
+    no label counts as 1/C of an answer for each of the C labels.
     """
     *labels, total = counts
     if not any(labels):

@@ -33,10 +33,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def spread(cls, text: str, ids: list[int]) -> Encoding:
-        """Return an encoding with evenly spread offsets, for a tokeniser that shows no offsets.
-
-        Such offsets suffice for `fit_fields`, which checks the length again after each cut.
-        """
+        """Return an encoding with evenly spread offsets, for a tokeniser that reports none."""
         starts = [index * len(text) // len(ids) for index in range(len(ids))]
         return cls(ids, list(zip(starts, [*starts[1:], len(text)], strict=True)))
 
@@ -91,7 +88,7 @@ class _Encoder:
         return list(self._continued(text).ids)
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the leading space that they have, or lack, after an input."""
+        """Return the label words, with or without a leading space, as they follow an input."""
         return (*label_words,)
 
     def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
@@ -196,7 +193,7 @@ class CausalEncoder(_Encoder):
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-        # The start tokens are the special tokens before a text; others may follow it.
+        # The start tokens are the special tokens that the tokeniser puts before a text.
         plain, framed = ids("a"), ids("a", special=True)
         starts = [at for at in range(len(framed)) if framed[at : at + len(plain)] == plain]
         if not plain or not starts:
@@ -236,7 +233,7 @@ class CausalEncoder(_Encoder):
         return (*framed, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the leading space that they have, or lack, after an input."""
+        """Return the label words, with or without a leading space, as they follow an input."""
         if not chat.is_chat(before):
             return (*label_words,)
         return chat.answer_words(label_words, self.framed(before))
@@ -255,7 +252,7 @@ class CausalEncoder(_Encoder):
         return endings
 
     def encode_for_text(self, query: Query) -> list[list[int]]:
-        """Return the token ids of each input, which leave room for the text to generate."""
+        """Return the token ids of each input, shortened to leave room for the generated text."""
         if not 0 < query.max_tokens < self._max_length:
             raise BackendError(
                 f"max_tokens must be from 1 to {self._max_length - 1} for this model, "

@@ -53,7 +53,7 @@ class JudgeSpec(Spec):
 
 
 class Pair(NamedTuple):
-    """Whether a text is better (1), equal (0.5) or worse (0) than another, for both orders."""
+    """Whether a text is better (1), equal (0.5) or worse (0) than another, in each order."""
 
     shown_first: float
     shown_second: float
@@ -113,7 +113,7 @@ class Judge:
     async def preferences(
         self, texts: Sequence[str | None], others: Sequence[str | None], examples: Sequence[Example]
     ) -> list[Pair | None]:
-        """Compare the two texts of each example; None for texts on which a model failed."""
+        """Return `prefer` for the two texts of each example; None if a model failed on them."""
 
         async def pair(row: tuple[str | None, str | None, Example]) -> Pair | None:
             text, other, example = row

@@ -31,8 +31,8 @@ _MAJORITY = NUM_WATCHED // 2
 _FEW = 8  # A warning is logged after this many answers if none of them has a label word.
 _MAX_SETS = 256  # Sets of label words in memory; callers of a gateway may use different ones.
 _MAX_NAMED = 5
-# An error names a token, or the beginning of a written answer, only if this many answers have it.
-# A rarer text could repeat a word of one private input.
+# An error quotes the beginning of answers only if this many answers begin so. A rarer text could be
+# a word of a private input.
 _MIN_REPEATS = 3
 _BEGINNING_WORDS = 3
 
@@ -54,7 +54,7 @@ async def check_label_words(
                 similar = [*spellings_of(word), *(labels[position] for labels in sets)]
                 valid = await valid_words(backend, similar, form, apart_from=others)
                 errors.append((exc.word, exc.tokens, exc.way_out, valid[:_SUGGESTED]))
-        if not errors:  # Each word is valid, but not all of them together.
+        if not errors:  # Each word alone is valid, but they conflict.
             raise
         first, *more = errors
         raise LabelWordError(*first, also=[LabelWordError(*error) for error in more]) from None
@@ -67,7 +67,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the supported words, each in its first valid spelling, and none of `apart_from`."""
+    """Return the supported words, without those that repeat another or one of `apart_from`."""
     taken = {word.strip().casefold() for word in apart_from}
     valid = []
     for word in dict.fromkeys(words):
@@ -124,13 +124,13 @@ class _Count:
     unseen: int = 0  # Answers without any of the label words.
     beginnings: Counter[str] = field(default_factory=Counter)  # Their first words.
     seen: Counter[str] = field(default_factory=Counter)  # Number of answers with each label word.
-    # For each label word, the number of answers with a token that is only its beginning.
+    # For each label word: how many answers show a beginning of it, such as ' pos' of ' positive'.
     prefixed: Counter[str] = field(default_factory=Counter)
     devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     @property
     def split(self) -> list[str]:
-        """The label words whose beginning most answers show, while no answer shows them whole."""
+        """The label words of which most answers show a beginning, and no answer the whole word."""
         return [w for w, n in self.prefixed.items() if n > _MAJORITY and not self.seen[w]]
 
     @property
@@ -139,11 +139,13 @@ class _Count:
 
 
 class LabelWatch:
-    """Counts answers without label words, and refuses queries if most answers have none.
+    """Refuses queries if most of the first answers have none of the label words.
 
-    The first `NUM_WATCHED` answers for each set of label words are counted. If over half of this
-    number have none of the words, queries with these words are refused until `reset`. The same
-    happens if over half show the beginning of a label word, and no answer shows the whole word.
+    The first `NUM_WATCHED` answers for each set of label words are counted. Queries with these
+    words are refused, until `reset`, in two cases:
+
+    - Over half of these answers have none of the label words.
+    - Over half of these answers show the beginning of a label word, and none shows the whole word.
 
     Args:
         written: Whether answers are written words; otherwise they are the tokens that an API shows.
@@ -166,7 +168,7 @@ class LabelWatch:
     ) -> None:
         """Count one answer: the tokens that the API shows, likeliest first, or the written word.
 
-        At most `_MAX_PER_DEVICE` answers per device are counted, so that none can block the others.
+        At most `_MAX_PER_DEVICE` answers per device count, so that one device cannot block others.
         """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)

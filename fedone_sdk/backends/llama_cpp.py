@@ -88,22 +88,10 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Load the model, by default with one thread per core that is free during a first pass.
-
-        Threads wait for each other in every layer, so a thread on a busy core would delay all.
-        """
-
-        def load(threads: int) -> LlamaEngine:
-            return LlamaEngine(
-                self._file, context_length=self.max_length, threads=threads, exact=self._exact
-            )
-
         threads = self._threads or os.cpu_count() or 1
-        engine = load(threads)
-        if self._threads is None and (used := max(1, round(engine.used_cores()))) < threads:
-            del engine  # Frees its memory.
-            engine = load(used)
-        return engine
+        return LlamaEngine(
+            self._file, context_length=self.max_length, threads=threads, exact=self._exact
+        )
 
     def _plan(self, query: Query) -> _Plan:
         encoder = self._loaded_encoder()

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import struct
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -25,10 +24,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""How many of the likeliest next tokens are requested first. All tokens are requested only if a
-label word is not among these, because each token takes 10 microseconds."""
-
-_TIMED_TOKENS = 32
+"""Number of likeliest next tokens that are requested first. If a label word is not among them, all
+tokens are requested, which takes 10 microseconds per token."""
 
 _MAX_LOGIT = 1e6
 """A logit far above all others."""
@@ -53,12 +50,12 @@ class LlamaEngine:
     the engine's HTTP server, which listens on loopback with a random key.
 
     Sequences are computed one at a time. Each reuses the prefix that it shares with the previous
-    sequence of the same call. Nothing is reused between calls, so they do not affect each other.
+    sequence of the same call. Nothing is reused between calls, so no call affects another.
 
     Args:
         context_length: Maximum tokens of a sequence.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
-            fifth faster. It changes log-probabilities by 0.01 nats; quantisation changes them more.
+            fifth faster, and changes log-probabilities by 0.01 nats.
     """
 
     def __init__(self, file: Path, *, context_length: int, threads: int, exact: bool) -> None:
@@ -96,13 +93,6 @@ class LlamaEngine:
         self.num_vocab = int(model["meta"]["n_vocab"])
         self._sampled = self.tokenise("a")[-1][0]
         self._bos = str(self._request("/props")["bos_token"])
-
-    def used_cores(self) -> float:
-        """Return the mean number of cores that a pass over some tokens used."""
-        for _ in range(2):  # The first pass is a warm-up.
-            wall_s, cores_s = time.perf_counter(), time.process_time()
-            self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
-        return (time.process_time() - cores_s) / (time.perf_counter() - wall_s)
 
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
@@ -172,7 +162,7 @@ class LlamaEngine:
         return dict(choice)
 
     def tokenise(self, text: str, *, special: bool = False) -> list[tuple[int, str]]:
-        """Return the id and text of each token; with `special`, special tokens are parsed."""
+        """Return the id and text of each token; `special` allows special tokens."""
         return self._tokens(text, parse_special=special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -266,7 +256,7 @@ class GgufEncoder(CausalEncoder):
     def special_names(self, text: str) -> list[str]:
         """Return the special tokens in a text."""
         return [
-            name  # A special token: as plain text, its name has other tokens.
+            name  # The name of a special token has other ids if it is tokenised as plain text.
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]

@@ -31,26 +31,26 @@ Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 class ModelClient(Wrapper):
     """Sends queries to a model through these stages, in this order.
 
-    1. cache: answers known inputs; equal inputs that are pending share one call (`AnswerCache`);
-    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and sends
-       several requests if log-probabilities are estimated from answers (`sampled`);
-    3. refusals: a refused input fails alone, unless the model refuses every input (`Refusals`);
-    4. retries: repeats a request after temporary failures, until a circuit breaker opens
-       (`Retries`);
-    5. rate limits: delays each attempt (`RateLimiter`);
-    6. budget: reserves the cost of each attempt before it, and settles it after the answer;
-    7. watch: records metrics and traces of the request, which the adapter then sends.
+    1. cache: answers known inputs, and sends equal inputs only once (`AnswerCache`)
+    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs` inputs
+    3. samples: sends several requests in place of one if answers are sampled (`sampled`)
+    4. refusals: decides whether a model refuses one input or every input (`Refusals`)
+    5. retries: repeats a request after temporary failures; has a circuit breaker (`Retries`)
+    6. rate limits: delays each attempt (`RateLimiter`)
+    7. budget: reserves and charges the cost of each attempt (`Billing`)
+    8. watch: records metrics and traces of each attempt, which the adapter then sends
 
-    The requests of a query are sent concurrently. After a failure no further request starts,
-    pending requests complete, and the most severe error is raised with the usage of all requests.
+    The requests of a query are sent concurrently. After a failure no further request starts, and
+    pending requests complete. Then the most severe error is raised, with the usage of all requests.
 
-    **Budget.** The query's payer and an optional second budget are charged. The adapter's `quote`,
-    an upper bound on the cost, is reserved before a request is sent; a request that does not fit is
-    not sent. After the answer the actual cost is charged, and the remainder is released. A request
-    of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
-    than the quote, the actual cost is charged, and later bounds are higher (`Billing`). Such a
-    surplus can exceed a cap. With `retry` this happens to one request at a time, because the first
-    request of each kind is sent alone, and so is the next request after each surplus.
+    **Budget.** The query's payer and an optional second budget are charged. Before a request is
+    sent, an upper bound on its cost is reserved. If the bound does not fit a budget, the request is
+    not sent. After the answer, the actual cost is charged. If the actual cost is unknown (after a
+    timeout or a cancellation), the bound is charged.
+
+    If a provider bills more than the bound, the bill is charged, even above a cap, and later bounds
+    are higher. With `retry`, the first request of each kind and the request after such a bill are
+    sent alone, so at most one request at a time exceeds its bound.
 
     Args:
         inner: The adapter: the backend that sends the requests.
@@ -108,7 +108,7 @@ class ModelClient(Wrapper):
 
         Returns:
             The answer. `usage` is the sum over all requests, money included. `limits` come from the
-            last request. If the models differ, `model` is the second one, so that a run detects it.
+            last request. If a second model has answered too, `model` is the second one.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the cache's
@@ -274,7 +274,7 @@ def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
         cached=sum(row.cached for row in rows),
         texts=tuple(chain.from_iterable(row.texts for row in rows)),
         censored=sum(row.censored for row in rows),
-        # A model that differs from the first one is reported, so that a run detects it.
+        # If a second model has answered too, it is reported, so that a run detects the change.
         model=next((row.model for row in rows if row.model != first), first),
         limits=sent[-1].limits if sent else None,
     )

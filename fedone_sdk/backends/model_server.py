@@ -53,7 +53,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximum length of an answer. It may have log-probabilities of many inputs and tokens."""
 _MAX_TOKENS = 2**32
 """A larger reported number of tokens is replaced by this, so that sums stay below 2**53."""
-# Takes linear time: an unclosed script matches to the end of the text; a tag has only one "<".
+# Takes linear time on any text.
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
@@ -190,7 +190,7 @@ class ModelServer:
         return reply.body
 
     def blocked(self, problem: str) -> BackendBlocked:
-        """Return an error of this server that only a change of a setting resolves."""
+        """Return an error that remains until a setting is changed."""
         return BackendBlocked(problem, url=self.url)
 
     def unreadable(self) -> BackendUnavailable:
@@ -313,8 +313,8 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
 
     Args:
         usage: The provider's report.
-        quoted: Upper bound on the usage, which replaces numbers of tokens that are not reported.
-        minimum: Lower bound on the tokens that were sent and written. A lower report is ignored.
+        quoted: Upper bound on the usage. It replaces a number of tokens that is not reported.
+        minimum: Lower bound on the usage. `quoted` replaces a reported number below it.
     """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")

@@ -44,18 +44,18 @@ class _Prepared(NamedTuple):
 class OpenAIBackend(ServerBackend[_Prepared]):
     """Backend for a model behind OpenAI's API; one input is one request.
 
-    Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
-    log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
-    and a leading space. A token that is only the start of the word does not count. A label without
-    a shown token gets an upper bound: its probability is at most the lowest shown one, and at most
-    1 minus the sum of the shown ones. `Answer.censored` counts these labels.
+    The provider shows the most likely tokens, up to 20. The probability of a label is the sum of
+    the probabilities of all shown tokens that are the label word; case and a leading space are
+    ignored. A token that is only the start of the word does not count. If no shown token is the
+    word, the label gets an upper bound: the lowest shown probability, or 1 minus the sum of the
+    shown probabilities if this is lower. `Answer.censored` counts these labels.
 
-    The format of requests is changed after a server's refusal (`RequestForm`).
+    After a server's refusal, the format of requests is changed (`RequestForm`).
 
-    The arguments are keys of ``kind: openai``. `model` may end with a ``system_fingerprint``, as
-    results print it: ``NAME (system_fingerprint fp_1)``. Answers with another fingerprint are then
-    refused. The backend answers queries of kind ``labels`` by default, ``choice`` if `log_probs` is
-    false, and ``counts`` if `log_probs` is ``{samples: N}``.
+    The arguments are keys of ``kind: openai``. `log_probs` decides the kind of the answers: true
+    for ``labels``, false for ``choice``, ``{samples: N}`` for ``counts``. `model` may end with a
+    fingerprint, as results print it: ``NAME (system_fingerprint fp_1)``. Answers with another
+    fingerprint are then refused.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -122,7 +122,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """``openai:<host>:<model>``, plus settings that change scores and differ from the default.
 
         After `check` it also contains the size and quantisation of the weights, if the server lists
-        them. llama.cpp's server does; its model names are arbitrary, and do not identify weights.
+        them, as llama.cpp's server does.
         """
         settings = {
             "system_fingerprint": self._pinned or None,

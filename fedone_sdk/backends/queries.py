@@ -117,8 +117,8 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
 def _cut_at_stop(query: Query, text: str) -> str:
     """Cut a text at the first stop string, and to the maximum length of a text in a message.
 
-    Not every model stops at a stop string. Texts in messages to devices have a maximum length.
-    The server also cuts the texts that it scores itself, so that its losses equal those of devices.
+    Not every model stops at a stop string. Texts in messages to devices have a maximum length. The
+    server cuts its own texts too, so that devices and the server compute the same losses.
     """
     for stop in query.stop:
         text = text.partition(stop)[0]
@@ -185,7 +185,7 @@ async def run_each(
 
 
 def _severity(failure: Exception) -> int:
-    # BackendError is last, because the first match is used, and two others are subclasses of it.
+    # BackendError is last, because two of the other classes are its subclasses.
     ranks = {
         errors.BackendUnavailable: 0,
         errors.BackendBlocked: 3,
@@ -200,9 +200,9 @@ class Prediction:
     """A model's answers to one prompt.
 
     Attributes:
-        task: The task; its label bias is added for the metric and the loss.
-        rows: Per example, the log-probabilities without the label bias, or the score of the
-            text; None if the model or the score function failed.
+        task: The task. The metric and the loss include its label bias; `rows` do not.
+        rows: Per example, the log-probabilities, or the score of the text; None if the model or the
+            score function failed.
         censored: Number of log-probabilities that are upper bounds.
         measure: The user's metric function, if the task has one.
     """

@@ -16,11 +16,11 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """What a sent request adds to a meter (1, or its tokens), and the meter's new total."""
+    """A sent request, as a meter counts it."""
 
     at: float
-    amount: int
-    total: int
+    amount: int  # 1, or the number of tokens.
+    total: int  # Sum of all amounts so far, including this one.
 
 
 @dataclass(slots=True)
@@ -29,10 +29,10 @@ class _Meter:
 
     per_minute: float | None
     _recent: deque[_Sent] = field(default_factory=deque)
-    _total: int = 0  # Amount of all sent requests.
-    _allowed: int = 0  # The total up to which the provider allows requests.
-    _allowed_by: int = -1  # The total of the request whose answer reported this.
-    _allowed_until: float = 0.0  # When the provider's limit resets.
+    _total: int = 0  # Sum of the amounts of all sent requests.
+    _allowed: int = 0  # The provider's limit: the highest total that is allowed.
+    _allowed_by: int = -1  # The total of the request whose answer reported this limit.
+    _allowed_until: float = 0.0  # When this limit resets.
 
     def ready_at(self, amount: int, now: float) -> float:
         """Return the time from which an amount may be sent; it may be in the past."""
@@ -77,13 +77,13 @@ class _Waiter(NamedTuple):
 class RateLimiter:
     """Delays requests until the rate limits allow them.
 
-    In any window of a minute, requests and tokens stay within the limits, bursts included. The
-    provider's remaining limits (`Answer.limits`) apply until their reset, and a requested pause
-    (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
-    so that a payer with many waiting requests does not delay other payers.
+    In any window of a minute, requests and tokens stay within the configured limits. The limits
+    that a provider reports (`Answer.limits`) apply until their reset. A pause that a provider asks
+    for (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns, so that a
+    payer with many waiting requests does not delay other payers.
 
-    A request counts with its upper bound on tokens until the answer reports the actual number. A
-    request with more tokens than the limit per minute is sent after a minute without others.
+    Until an answer reports its number of tokens, the upper bound is counted. A request with more
+    tokens than the limit per minute is sent after a minute without other requests.
 
     Args:
         max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.

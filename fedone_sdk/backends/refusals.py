@@ -19,10 +19,10 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row before a neutral input is sent, if an input of the form was answered before."""
+"""Refusals in a row after which the neutral input is sent, for a form that was answered before."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row that block a form, by whether an input of the form was answered before."""
+"""Refusals in a row that block a form: 16 if it was never answered before, 128 if it was."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -50,12 +50,15 @@ class _Form:
 
 
 class Refusals:
-    """Tests after a refusal whether the model refuses all inputs of a form.
+    """Tests after a refusal whether the model refuses every input of a form.
 
-    The test is a neutral input, with a fixed word in place of the fields and the prompt. It is sent
-    after the first refusal, or after `_IN_A_ROW` refusals if an input of the form has been answered
-    before. If the model answers it, only the refused inputs fail. Otherwise all requests of the
-    form are refused until `reset`; this also happens after `_MAX_IN_A_ROW` refusals in a row.
+    The test is a neutral input, with a fixed word in place of the fields and the prompt. The test
+    is sent after the first refusal. If an input of the form was answered before, the test is sent
+    after `_IN_A_ROW` refusals in a row.
+
+    - If the model answers the neutral input, only the refused inputs fail.
+    - If the model refuses the neutral input, all requests of the form are refused until `reset`.
+    - After `_MAX_IN_A_ROW` refusals in a row, all requests of the form are refused, too.
 
     Args:
         ask: Sends one request, and calls `admit` before each attempt.
@@ -108,7 +111,7 @@ class Refusals:
         self._forms.clear()
 
     async def _decide(self, form: _Form, neutral: Query, refusal: BackendRefused) -> Usage:
-        """Send the neutral input if it is due; return its usage plus the refused request's."""
+        """Send the neutral input if it is due; return the usage of this and the refused request."""
         form.refused += 1
         spent = refusal.usage or NOTHING
         if form.hopeless:

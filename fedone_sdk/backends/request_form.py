@@ -36,8 +36,8 @@ CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Extra fields of a request whose last message begins the answer, by the `owned_by` that a server
-reports for its model. For other servers, a task with such a message is refused."""
+"""Fields that make a server continue the last message, by the `owned_by` of the server's model. For
+other servers, a task whose last message begins the answer is refused."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""
@@ -152,7 +152,7 @@ class RequestForm:
                 self._num_top = _SMALL_TOP
                 raise self._changed(f"at most {_SMALL_TOP} tokens with log-probabilities")
             raise self.no_log_probs()
-        # If an input is too long, some servers name max_tokens. Renaming the field does not help.
+        # Some servers name max_tokens if an input is too long. Then another name does not help.
         other = _OTHER_NAME[self._max_tokens_name]
         renamed = (other in text or _UNKNOWN.search(text)) and "context" not in text
         if names(self._max_tokens_name) and renamed and self._once("max_tokens"):

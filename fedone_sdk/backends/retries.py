@@ -31,11 +31,11 @@ class Retries:
     The first request of each kind (`Want`) is sent alone, so that a wrong key or setting costs only
     one request. Later requests are also sent one at a time while `alone` returns true.
 
-    The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
-    the first `BackendBlocked`. While it is open, new and waiting requests fail with
-    `BackendBlocked`; requests that are already sent complete. After `max_wait_s`, or after `reset`,
-    one request is sent as a probe, and all others wait for its result. `FormBlocked` does not open
-    the breaker, because it concerns one task.
+    The breaker opens at the first `BackendBlocked`, or after `breaker_failures` failed attempts in
+    a row, over all requests. `FormBlocked`, which concerns one task, does not open it. While the
+    breaker is open, new and waiting requests fail with `BackendBlocked`; requests that are already
+    sent complete. After `max_wait_s` or `reset`, one request is sent as a probe. All other requests
+    wait for its result.
 
     Args:
         on_open: Called with the reason when the breaker opens.

@@ -20,11 +20,8 @@ from fedone_sdk.files import user_path
 from fedone_sdk.task import Part, Rendered
 
 OPENAI_CHAT_OVERHEAD = 16
-"""Upper bound on the tokens that OpenAI's chat format adds to one user message.
-
-OpenAI's cookbook counts 7: 3 for a message, 1 for its role, 3 for the start of the answer. The
-margin is for later models, because the reserved amount must not be less than the bill.
-"""
+"""Upper bound on the tokens that OpenAI's chat format adds to one user message. OpenAI's cookbook
+counts 7; the margin is for later models."""
 
 CHAT_OVERHEAD = 128
 """Upper bound on the tokens that a chat template adds to one user message, on other servers. It may

@@ -40,14 +40,14 @@ MAX_SEQUENCES = 256
 Encoder = ClozeEncoder | CausalEncoder
 
 Pick = tuple[int, int, int]
-"""One log-probability to compute: a sequence's index, a position in it, and the next token."""
+"""A log-probability to compute: sequence index, position in the sequence, and the next token."""
 
 
 class Plan(NamedTuple):
     """The forward passes of a query, planned without the weights."""
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
-    picks: list[list[list[Pick]]]  # For each input and text to score: a pick per token.
+    picks: list[list[list[Pick]]]  # By input, then text to score, then token.
     worst: Usage  # Upper bound; exact if no text is generated.
 
 

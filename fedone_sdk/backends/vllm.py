@@ -59,10 +59,10 @@ class VllmBackend(ServerBackend[_Request]):
     vLLM's dialect of OpenAI's API takes lists of prompts as token ids, and returns exact
     log-probabilities of chosen tokens (``logprob_token_ids``).
 
-    Log-probabilities are over the whole vocabulary, independent of the server's sampling settings
-    (with ``--logprobs-mode raw_logprobs``, the default). The backend shortens inputs that are too
-    long, and sends token ids, so that names of special tokens in a text are plain text. If there is
-    no ``tokenizer.json`` on this machine, the backend downloads it from the Hugging Face hub.
+    Log-probabilities are over the whole vocabulary, and do not depend on the server's sampling
+    settings (with ``--logprobs-mode raw_logprobs``, the default). Inputs are sent as token ids, so
+    names of special tokens in a text are plain text. The backend shortens inputs that are too long.
+    If this machine has no ``tokenizer.json``, the backend downloads it from the Hugging Face hub.
 
     `check` reads the maximum length, the start tokens and the kind of model from the server. Call
     it before `fingerprint` and `worst_case`.

@@ -159,5 +159,5 @@ class Lease:
         self.used = NOTHING
 
     def add(self, used: Usage) -> None:
-        """Add to the amount used. Call this before a request, because a failed one may cost too."""
+        """Add to the amount used. Call it before a request: a failed request may cost too."""
         self.used = (self.used or NOTHING) + used

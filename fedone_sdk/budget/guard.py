@@ -124,7 +124,7 @@ class BudgetGuard:
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
-        """Submit a call to the ledger. A task would be cancelled when the loop ends."""
+        """Submit a call to the ledger; not in a task, which the end of the loop would cancel."""
         if isinstance(self._ledger, SqliteLedger):
             return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -67,13 +67,15 @@ def demonstration_candidates(
     """Return blocks of solved examples from public rows.
 
     A shot (a solved example) is the part of the template after ``{slot_name}`` (or ``{prompt}``),
-    with the example's texts. The placeholder of its label word replaces ``{mask}``, or is appended
-    if there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
-    messages that follow the slot's message belong to the shot too, each on its own line. Names of
-    other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
-    a line feed. In a block with shots of several lines, every shot ends with a blank line.
+    filled with the texts of an example:
 
-    Classes alternate within a block. Every second block reverses the class order of the one before.
+    - The placeholder of the label word replaces ``{mask}``, or is appended without a ``{mask}``.
+      In a task without labels, the reference text takes the place of this placeholder.
+    - In a chat, a shot also has the messages after the slot's message, each on its own line.
+    - Names of other slots stay as placeholders, which `placeholders.fill` replaces.
+
+    A shot ends with a line feed, or with a blank line if a shot of the block has several lines.
+    Classes alternate within a block; every second block reverses the order of the block before.
     Rows that contain a placeholder or a model's special token are skipped.
 
     Args:

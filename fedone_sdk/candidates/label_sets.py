@@ -71,7 +71,7 @@ def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...],
     """Return the sets of label words, shipped with the SDK, that can replace the task's words.
 
     The sets are grouped into families. The result is the family in which one set has the task's
-    words, in any order; it is empty without such a family. Each set is returned in the task's label
+    words, in any order; it is empty if there is none. The words of each set are in the task's label
     order, with capitals and leading spaces as in the task's words.
     """
     task_words = [word.strip().casefold() for word in task_labels.values()]

@@ -26,8 +26,8 @@ def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
     word ``" great"``, ``It was{label:1}`` becomes ``It was great``. After white space, at the
     beginning, and after an opening quote or bracket the word loses its leading white space.
 
-    ``{NAME}`` becomes the text of slot NAME. In that text, placeholders of label words are
-    replaced, but placeholders of slots are not. A slot's own placeholder in its text stays.
+    ``{NAME}`` becomes the text of slot NAME, except in the text of slot NAME itself. In an inserted
+    text, placeholders of label words are replaced, but placeholders of slots are not.
 
     Args:
         texts: The chosen candidate of each slot, by name, without the slot ``labels``.
@@ -113,7 +113,7 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
     """Return inputs with empty fields, to check whether a model supports the label words.
 
     Label words have a leading space only after text (`answer_word`). If some candidates of the last
-    slot end in text and others do not, two inputs are therefore returned.
+    slot end with text and others do not, there is one input for each case.
     """
     if not task.slots:
         return (form_of(task),)

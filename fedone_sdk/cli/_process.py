@@ -109,7 +109,7 @@ def json_logs(level: str = "info", **fields: str) -> None:
 
 
 _EXTRAS = {"alembic", "filelock", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
-"""Packages from optional extras that some modules import when they are loaded."""
+"""Packages of optional extras that some modules import at their top."""
 
 _WRITE_ERRORS = {errno.EFBIG, errno.EIO, errno.ENOSPC}
 

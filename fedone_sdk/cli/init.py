@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
-"""A new run has this multiple of the rounds that its cap pays for: the cap may be raised later."""
+"""Rounds of a new run, as a multiple of what its cap pays for. The cap may be raised later."""
 
 _TUNE_S = 600.0
 """Maximum planned duration of a run on a local model, seconds; texts are cut to stay below it."""

@@ -149,7 +149,7 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
     try:
         yield Path(mkdtemp(prefix=prefix, dir=target.parent))
     finally:
-        # The pip of a killed fetch may have gone on, and written files after the removal above.
+        # If a fetch was killed, its pip may have gone on, and written files after `remove_all`.
         remove_all()
 
 

@@ -38,9 +38,9 @@ def retune(
 ) -> None:
     """Move a prompt to another model: tune it there under a cap, and compare four prompts.
 
-    The four prompts are no prompt, the old prompt with its old label bias, the old prompt with a
-    new label bias, and the new prompt. The best of them on the dev split is recommended. The run is
-    stored in .fedone next to PROMPT.json. After a stop or a crash the same command continues it.
+    The four prompts are the empty prompt, the old prompt with its old label bias, the old prompt
+    with a new label bias, and the new prompt. The best of them on the dev split is recommended. The
+    run is stored in .fedone next to PROMPT.json. After a stop or crash the same command continues.
 
     Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200
 

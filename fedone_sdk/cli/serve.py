@@ -254,7 +254,7 @@ def _traced(config: aggregator.ServeConfig) -> bool:
 
 def _allow_connections() -> None:
     """Raise the limit of open files: one caller's idle connections could use up a low limit."""
-    with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
+    with suppress(ImportError, OSError, ValueError):  # Windows has no such limit.
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -44,8 +44,8 @@ _NOT_DECLINED = (
     "unauthorized",
     "update_conflict",
 )
-"""Refusals by the server after which the device does not decline the work: the server has ended the
-work already, or has paused its run."""
+"""Refusals after which the device does not decline the work, because the server has already ended
+the work or paused its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,10 +325,10 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether a decline would be wrong: the work can resume, or the server has ended it."""
+    """Return whether work must not be declined: it can resume, or the server has ended it."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # The call was retried after such short waits; the outage may be long.
+        return False  # After several retries; the outage may be long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

@@ -19,7 +19,7 @@ from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import Hooks, RunFit, Turn, WorkPolicy
 from fedone_sdk.client.rows import Consent, Data, Source
 from fedone_sdk.client.state import DeviceState
-from fedone_sdk.client.transport import Idle, Network, token_of
+from fedone_sdk.client.transport import Idle, Network, server_url, token_of
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Assignment, Claim
@@ -41,9 +41,9 @@ class EdgeClient:
     them first. Labels are not sent, but the server can compute them from exact losses. A run with
     `privacy` hides labels in noise. If the device has its own `backend`, no text is sent.
 
-    The device declines a run that renders a column outside `fields`, that has another label column,
-    or whose labels do not include all labels of the rows. If the `WorkPolicy` requires privacy, the
-    device does not send the reason, and reports 1 as its number of examples.
+    The device declines a run that puts a column outside `fields` into prompts, has another label
+    column, or lacks a label of the device's rows. If the `WorkPolicy` requires privacy, the server
+    learns neither the reason nor the number of examples.
 
     A client belongs to one event loop at a time; `stop` may be called from any thread.
 
@@ -51,9 +51,9 @@ class EdgeClient:
         data: The examples: an iterable, or a function (plain or async) that is called before each
             claim and returns the current examples.
         label: The label column, ``label`` by default. It stays on the device.
-        fields: Columns that a run may put into prompts; None is every column but the label. If the
-            label column is among them, runs with loss ``nll`` may send it to the gateway, filtered
-            by `Hooks.before_send`. Rows that lack one of these columns take part in no run.
+        fields: Columns that a run may put into prompts; None is every column but the label. Rows
+            that lack one of these columns take part in no run. If `fields` includes the label
+            column, runs with loss ``nll`` may send the labels to the gateway.
         token: Enrolment token, required until the device has enrolled.
         backend: The device's own model; if None, the gateway scores.
         state_dir: Folder for the device's identity, unsent updates and paid losses; None keeps them
@@ -81,6 +81,10 @@ class EdgeClient:
         hooks: Hooks | None = None,
         network: Network | None = None,
     ) -> None:
+        options.check_kinds(
+            token=(token, str), policy=(policy, WorkPolicy), hooks=(hooks, Hooks),
+            network=(network, Network),
+        )  # fmt: skip
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
         options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)
@@ -91,7 +95,9 @@ class EdgeClient:
         self._wait_s = network.wait_s
         self._stop = session.StopSignal()
         events = options.EventSink(hooks.on_event)
-        state = DeviceState(state_dir, server, locks=network.transport is None)
+        # The identity belongs to the server, however the app spells its URL.
+        address = str(server_url(server)) if network.transport is None else server
+        state = DeviceState(state_dir, address, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
@@ -107,7 +113,7 @@ class EdgeClient:
             reflect=policy.reflect,
             budget=options.budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
-            # Not in a simulation (own transport), which checks the rows of all its clients at once.
+            # A simulation, which has its own transport, checks the rows of all clients at once.
             logs_fit=network.transport is None,
         )
         self._worker = Worker(self._device)
@@ -149,9 +155,8 @@ class EdgeClient:
     async def run_for(self, seconds: float) -> None:
         """Work for a limited time, such as the time that a mobile system gives to an app.
 
-        At the limit, work in progress is cancelled; the next call continues it from the state
-        folder. If an async function of the app ignores its cancellation, it keeps running. A plain
-        function of the app runs in the client's thread, and should return immediately.
+        At the limit, work in progress is cancelled. The next call continues the work from the state
+        folder. Plain functions of the app cannot be cancelled, so they should return immediately.
 
         Raises:
             ArgumentError: The time is negative or not a number. Other errors: see `run_forever`.
@@ -165,8 +170,8 @@ class EdgeClient:
     def stop(self) -> None:
         """Make `run_forever` return after the work in progress; may be called from any thread.
 
-        `run_forever` can be called again afterwards. If nothing is running, the next `run_forever`
-        returns immediately, or the next `run_once` does not wait for work.
+        `run_forever` can be called again afterwards. If nothing is running, `stop` applies to the
+        next call: `run_forever` returns immediately, and `run_once` does not wait for work.
         """
         self._stop.set()
 
@@ -214,7 +219,7 @@ class EdgeClient:
         return Turn(outcome="offline", next_turn_s=wait_s)
 
     async def _turn(self) -> Turn:
-        # `stop` cancels waits for the app's functions and for a claim; the other calls are short.
+        # `stop` cancels only what can take long: the app's functions, and a claim.
         if not await self._stop.cancel_on(self._device.condition.holds()):
             return Turn(outcome="paused", next_turn_s=session.CONDITION_POLL_S)
         await self._session.enrol()
@@ -290,7 +295,7 @@ class EdgeClient:
     async def check(self) -> tuple[RunFit, ...]:
         """Return how many of this device's rows fit each running run.
 
-        Enrols the device if necessary, and checks its own model. Sends no query, claims no work.
+        Enrols the device if necessary, and checks its own model. Claims no work, sends no query.
 
         Example:
             ```python

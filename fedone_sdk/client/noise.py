@@ -1,10 +1,9 @@
 """The noise on what a device sends, and the epsilon that the device has spent.
 
-The mechanism is the discrete Gaussian (Canonne, Kamath and Steinke 2020): values are clipped and
-rounded to an integer grid, noise is added in exact integer arithmetic, and the sums are scaled
-back. (The low bits of floating-point noise could reveal the values; Mironov 2012.) Random bits come
-from the operating system, because the server knows the run's seed.
-A release is one noised result, such as the mean losses of an update.
+The noise is discrete Gaussian (Canonne, Kamath and Steinke 2020): values are clipped and rounded to
+integers, integer noise is added to their sums, and the sums are scaled back. Random bits come from
+the operating system, because the server knows the run's seed. A *release* is one noised result,
+such as the mean losses of an update.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ def noised_means(
 ) -> tuple[float, ...]:
     """Return means over examples, shape (d,), with noise that protects one example.
 
-    One example changes each of the d sums by at most the sum's width: the distance between its
-    bounds. The vector of the sums, each divided by its width, therefore changes by at most sqrt(d)
-    in L2 norm. A noised mean may be outside its bounds.
+    The width of a sum is the distance between its bounds. One example changes each of the d sums by
+    at most its width. If every sum is divided by its width, one example changes the vector of the
+    sums by at most sqrt(d) in L2 norm: the L2 sensitivity. Noised means may be outside the bounds.
 
     Args:
         values: Shape (d, b): for each mean, the values of the same b examples.
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
-        sensitivity: The L2 sensitivity, if dependences between the values reduce it below sqrt(d).
+        sensitivity: The L2 sensitivity, if it is known to be less than sqrt(d).
     """
     square = float(len(values) * _GRID * _GRID)
     if sensitivity is not None:  # Rounding to the grid may add one grid step to each sum.
@@ -89,9 +88,10 @@ def private_terms(
     privacy: PrivacySpec,
     random: Random = _RANDOM,
 ) -> tuple[float, ...]:
-    """Return noised numbers: I mean losses, I x C mean label probabilities, and C label counts.
+    """Return noised numbers for I prompts and C labels.
 
-    There are I prompts and C labels. The losses have 12 % more noise than in `private_losses`.
+    They are I mean losses, I x C mean label probabilities, and C label counts. The losses have 12 %
+    more noise than in `private_losses`.
 
     Args:
         terms: The results of `loss_terms` for b examples, shape (I, b, 2 + C).
@@ -104,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # does not clip the values, 0 and 1
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # At least 1: the values are 0 or 1.
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(
@@ -121,8 +121,8 @@ def private_step(
 ) -> NDArray[np.float64]:
     """Return alpha (the parameters of the method) after a clipped and noised step.
 
-    The sensitivity is twice `privacy.clip`, the largest L2 distance between two clipped steps. The
-    result may be infeasible; the caller projects it, which costs no privacy.
+    The sensitivity is twice `privacy.clip`: the largest L2 distance between two clipped steps. The
+    result may violate the method's constraints, so the caller projects it (`Algorithm.project`).
     """
     import numpy as np
 
@@ -241,7 +241,7 @@ class PrivacyAccount:
         return privacy
 
     def charge(self, privacy: PrivacySpec) -> Precision:
-        """Return a release's target and precision, 1 / noise_multiplier**2, for the state to add.
+        """Return the target and the precision (1 / noise_multiplier**2) of a release, to be stored.
 
         Raises:
             Declining: The count cannot be read.
@@ -264,8 +264,7 @@ class PrivacyAccount:
     def shown(self, usage: Usage) -> Usage:
         """Return the usage that the server may see: one request per query.
 
-        The exact usage would reveal something about the rows: the number of tokens depends on the
-        texts, and the number of repeated requests on the model's refusals.
+        The exact usage would reveal something about the rows, such as the length of their texts.
         """
         if not self._own_model:
             return usage

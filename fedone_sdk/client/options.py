@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,12 +28,18 @@ EventKind = Literal[
     "enrolled", "waiting", "assigned", "scored", "updated", "declined", "refused",
     "paused", "resumed", "offline", "online", "ended",
 ]  # fmt: skip
-"""``enrolled``: the device has an identity. ``waiting``: it claims work, or waits `retry_after_s`
-before the next claim. ``assigned``: it has work. ``scored``: `done` of `total` prompts have their
-losses. ``updated``: the server has accepted the update. ``declined``: the device has declined the
-work. ``refused``: the server has refused the update. ``paused``, ``resumed``: `only_when` has
-become false or true. ``offline``, ``online``: the server is unreachable, or reachable again.
-``ended``: there will be no more work."""
+"""What has happened.
+
+- ``enrolled``: the device has an identity
+- ``waiting``: the device claims work, or waits `retry_after_s` before the next claim
+- ``assigned``: the device has work
+- ``scored``: `done` of `total` prompts have their losses
+- ``updated``, ``refused``: the server has accepted the update, or refused it
+- ``declined``: the device has declined the work
+- ``paused``, ``resumed``: `only_when` is false, or true again
+- ``offline``, ``online``: the server is unreachable, or reachable again
+- ``ended``: there will be no more work
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +90,14 @@ class EventSink:
 Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
 """How a turn (one claim, and the work that it got) ended.
 
-``worked``: an update was accepted. ``declined``: the device declined the work. ``refused``: the
-server refused the update, which was late or invalid, or came from another model than the run's.
-``idle``: there was no work, or the device has no examples. ``paused``: `only_when` is false.
-``offline``: the aggregator could not be reached, or the answer was not an aggregator's. ``ended``:
-there will be no more work."""
+- ``worked``: an update was accepted
+- ``declined``: the device declined the work
+- ``refused``: the server refused the update, which was late, invalid, or from another model
+- ``idle``: there was no work, or the device has no examples
+- ``paused``: `only_when` is false
+- ``offline``: the aggregator could not be reached, or the answer was not an aggregator's
+- ``ended``: there will be no more work
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +127,8 @@ class Hooks:
         before_send: Gets every text before it is scored. Returns the text, a redacted form of it,
             or None to hold the example back; an exception holds the example back, too.
         only_when: Returns whether the device may work now, for instance while it charges. Called
-            before each claim and each request for scores; an exception counts as False. Work in
-            progress waits as long as the server renews its deadline; then it is declined.
+            before each claim and each request for scores. An exception counts as False. While it is
+            False, work in progress waits, as long as the server renews the work's deadline.
         on_event: A plain function that receives each `ClientEvent`, in the client's thread; it
             should return immediately. Its exceptions are logged.
         score: ``score(generated, example)`` returns a score from 0 to 1, for loss ``score``.
@@ -131,6 +141,17 @@ class Hooks:
     on_event: OnEvent | None = None
     score: ScoreFunction | None = None
     before_propose: BeforeSend | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            hook = getattr(self, field.name)
+            if hook is not None and not callable(hook):
+                kind = type(hook).__name__
+                raise ArgumentError(f"hooks.{field.name}: is {kind}; it must be a function")
+        if inspect.iscoroutinefunction(self.on_event):
+            raise ArgumentError(
+                "hooks.on_event: must be a plain function, because nobody awaits it"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +166,12 @@ class WorkPolicy:
         budget: Caps on all work of the device, for all runs and servers together; work that would
             exceed them is declined. The usage is stored in the client's `state_dir`. Without a
             `backend` only `queries` can be capped. None is no cap.
-        labels: The device declines a run whose labels do not include all of these. Rows with other
-            labels take part in no run. With None all labels of the rows are required; if the device
-            then declines a run, the server learns that some row has a label that the run lacks.
-        reflect: The model that may write candidates from rows that were answered wrongly. With a
-            model on the device, candidates that quote a row are dropped; others are sent without
-            noise. With ``gateway`` the run's model reads the rows and labels. None is no model.
+        labels: Labels that a run must have; the device declines other runs. Rows with other labels
+            take part in no run. With None, all labels of the rows are required. If the device then
+            declines a run, the server learns that a row has a label that the run lacks.
+        reflect: The model that may write candidates from rows that were answered wrongly: a model
+            on the device, ``gateway`` for the run's model, which then reads the rows and labels, or
+            None. Candidates that quote a row are dropped; other candidates are sent without noise.
 
     Raises:
         SpecError: `reflect` is neither a model nor ``gateway``.
@@ -163,6 +184,9 @@ class WorkPolicy:
     reflect: LLMBackend | Literal["gateway"] | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(
+            "policy.", privacy=(self.privacy, RequiredPrivacy), budget=(self.budget, Budget)
+        )
         writes_text = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
         if not writes_text and self.reflect not in ("gateway", None):
             raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
@@ -183,6 +207,14 @@ def budget_guard(
             raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
     ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
+
+
+def check_kinds(prefix: str = "", **arguments: tuple[object, type]) -> None:
+    """Check that each argument is None or an object of its class."""
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind | None):
+            given = type(value).__name__
+            raise ArgumentError(f"{prefix}{name}: is {given}; it must be {kind.__name__}")
 
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""How many examples with the highest and lowest losses are shown to a model that writes."""
+"""How many examples with the highest and lowest losses are shown to the model that writes."""
 
 _MAX_TOKENS = 512
 
@@ -44,7 +44,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    if not batch.texts:  # The app holds all texts back; the count must not show it.
+    if not batch.texts:  # The app holds all texts back. To hide this, the queries count as sent.
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
@@ -107,8 +107,8 @@ class _Counted:
 class _Recorded(Wrapper):
     """A backend that waits for `Hooks.only_when` before a query, and stores its answer and cost.
 
-    `begin` stores an upper bound on the cost of all queries, in case the process ends. The cost
-    itself is what `payer` was charged.
+    `begin` stores an upper bound on the cost of all queries, in case the process is killed. The
+    actual cost is what `payer` is charged.
     """
 
     def __init__(
@@ -154,8 +154,7 @@ class _Recorded(Wrapper):
 async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     """Let a model write a candidate from a scored mini-batch, and score it on the same rows.
 
-    The parent, which the candidate is to improve, is the prompt with the lowest loss on the
-    mini-batch. Clients with different rows therefore improve different prompts.
+    The candidate is to improve its parent: the prompt with the lowest loss on the mini-batch.
 
     Returns:
         The candidate, if its loss is lower than its parent's. None if the loss is not lower, if the

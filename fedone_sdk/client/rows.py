@@ -1,8 +1,8 @@
 """The rows of a device: which take part in a run, and which of their texts may leave the device.
 
-A row takes part if it has the columns that the app names. A run whose task cannot use all these
-rows is declined. Otherwise a server could select or count rows with some property, by a task that
-only such rows fit.
+A row takes part if it has the columns that the app names. If a run's task cannot use one of these
+rows, the device declines the run. Otherwise a server could count the rows with some property, by a
+task that only such rows fit.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Consent:
 
     Attributes:
         label: The label column.
-        fields: Columns that may be put into prompts; None is every column but the label. If the
-            label column is among them, loss ``nll`` may send it to the gateway.
+        fields: Columns that may be put into prompts; None is every column but the label. If
+            `fields` includes the label column, loss ``nll`` may send the labels to the gateway.
         labels: The run's labels must include all of these; rows with other labels are left out.
             None is all labels in the rows.
         private: Whether the device requires privacy.
@@ -206,7 +206,7 @@ class Consent:
     def _incomplete(
         self, task: TaskSpec, row: Example, named: Sequence[str]
     ) -> row_checks.RowProblem | None:
-        """Return why a row is left out; None if it takes part. It must have the columns `named`."""
+        """Return why a row is left out; None if it has the columns `named` and can take part."""
         for name in named:
             if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
                 return problem

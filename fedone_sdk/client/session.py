@@ -27,10 +27,9 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Stop signal for the tasks inside `scope`; it is cleared once all of them have exited.
+    """Stops the tasks inside `scope`. The signal is cleared when the last task has left.
 
-    If no task is inside, the signal stops the next task that enters, because that task may have
-    been created before the signal.
+    If no task is inside, the signal stops the next task that enters.
     """
 
     def __init__(self) -> None:
@@ -95,17 +94,14 @@ MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
 
 MAX_CALL_WAIT_S = 3.0
-"""The longest ``Retry-After`` that a call waits for, seconds. After a longer one the call fails,
-and the wait becomes a part of `Turn.next_turn_s`, so that the app need not run meanwhile."""
+"""The longest ``Retry-After`` that a call waits for, seconds. If the server asks for a longer wait,
+the call fails, and `Turn.next_turn_s` contains the wait."""
 
 P = ParamSpec("P")
 
 
 class Backoff:
-    """Exponential backoff with a cap and full jitter: each wait is random, from 0 to the backoff.
-
-    Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
-    """
+    """Exponential backoff with a cap and full jitter: a wait is random, from 0 to the backoff."""
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
         self._first_s, self._max_s, self._failures = first_s, max_s, 0
@@ -264,7 +260,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the server gives the work to another client, if it is not renewed."""
+        """Seconds until the server gives the work to another client, if there is no renewal."""
         return self._until - asyncio.get_running_loop().time()
 
     @property
@@ -319,8 +315,8 @@ class Paused(errors.FedOneError):
 class Condition:
     """The app's condition `Hooks.only_when`: whether the device may work now.
 
-    The events ``paused`` and ``resumed`` report its changes. While it is false, work in progress
-    waits until its deadline cannot be renewed any more.
+    The events ``paused`` and ``resumed`` report its changes. While the condition is false, work in
+    progress waits. When its deadline can no longer be renewed, the work is declined.
     """
 
     def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:

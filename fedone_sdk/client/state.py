@@ -1,8 +1,7 @@
 """What a device stores in one SQLite file: identity, epsilon spent, open work (the journal).
 
 After ``kill -9`` at any point, no answer of an open assignment is paid twice, and no noise is drawn
-twice. Write-ahead logging (WAL) needs one disk sync per transaction instead of three. With
-``synchronous=EXTRA`` a transaction is on disk when it returns, even where WAL is not supported.
+twice. A transaction is on disk when it returns (``synchronous=EXTRA``).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Key = tuple[str, str, str]
 """Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""The target (losses or alpha) of a release (a noised result), and 1 / noise_multiplier**2."""
+"""Target (losses or alpha) and precision (1 / noise_multiplier**2) of a release (noised result)."""
 
 Row = tuple[LogProbs | float | None, ...]
 """The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
@@ -71,8 +70,8 @@ _COUNT = (
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAX_ASSIGNMENTS = 8
-"""Maximum number of assignments with entries, for example of paused runs. Without a bound a server
-could fill the disk with assignments that it never ends."""
+"""Maximum number of assignments with entries. Without a maximum, a server could fill the disk by
+assignments that it never ends."""
 
 _MAX_NOISED = 1000
 """Maximum number of assignments for which the state records that noise was drawn."""
@@ -116,10 +115,10 @@ class DeviceState:
     """For each file, the descriptor of its lock, and how many objects of this process use it."""
 
     def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
+        self._db: sqlite3.Connection | None = None
+        self._locks_file, self._has_read, self._holds_lock = locks, False, False
         self.server = server
         self.file = None if folder is None else Path(folder).absolute() / _FILE
-        self._locks_file, self._has_read, self._holds_lock = locks, False, False
-        self._db: sqlite3.Connection | None = None
         self._fails = False
         self._entries: dict[Key, str] = {}
         self._missing: dict[Key, str | None] = {}
@@ -215,7 +214,7 @@ class DeviceState:
         Args:
             entries: Values by key; None deletes an entry.
             counted: A release to count in the same transaction.
-            durable: Whether to drop the changes if the write fails; otherwise memory keeps them.
+            durable: If the write fails, drop the changes. By default, they stay in memory.
             erases: Whether to erase deleted entries from SQLite's log (WAL), too.
         """
         changes = {**self._missing, **self._evicted(entries), **entries}
@@ -241,7 +240,7 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return changes that delete the oldest entries, if `entries` add an assignment."""
-        # The search starts at the latest entry, which is most often one of the same assignment.
+        # Searched from the end, because most changes are of the latest assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
@@ -359,8 +358,8 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
             raise _DamagedError(checked)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
-        # The last transactions of a killed process may be in the machine's cache only. `erase_log`
-        # first syncs the log to the disk. If the disk is full, only its second step, a copy, fails.
+        # `erase_log` first syncs the last transactions of a killed process to the disk. If the disk
+        # is full, only the second step fails, which copies the log to the file.
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
@@ -458,7 +457,7 @@ class Journal:
         draw: Callable[[], Sequence[float]],
         charge: Callable[[], Precision] | None = None,
     ) -> tuple[float, ...]:
-        """Return the numbers of `draw`, which have noise; after a restart, the stored numbers.
+        """Return the noised numbers of `draw`; after a restart, the stored numbers.
 
         If a device sent the same numbers with different noise, a server could average the noise
         away. One transaction stores the noised numbers and counts the release.

@@ -51,7 +51,7 @@ class Step:
         number: Index of the step in the assignment, from 0.
         prompts: P prompts of n candidate indices each, shape (P, n).
         biases: The prompts' biases for C labels, shape (P, C); None without label calibration.
-        proposal: A new candidate for the proposer's slot; such a step has one prompt, to try it.
+        proposal: A new candidate that the step tries in one prompt; None in other steps.
     """
 
     work: Work
@@ -87,8 +87,8 @@ class Step:
         """Add the model's answers to the journal; of a written text only its loss is stored.
 
         Args:
-            answers: For each different prompt, its indices in the step (several if it was drawn
-                more than once), and the answer to each example; None where the model failed.
+            answers: For each different prompt, its indices in the step (several if the prompt was
+                drawn more than once), and its answers, one per example; None if the model failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
@@ -228,7 +228,7 @@ class Work:
             BudgetExhausted: The device's budget does not suffice.
             Declining: The assignment is invalid, or the model or the score function failed.
             MissingExtraError: The alpha exchange needs NumPy, which is not installed.
-            SpecError: The backend cannot answer what the task's loss needs.
+            SpecError: The backend does not support the task's loss.
         """
         self.check()
         assignment = self.assignment
@@ -327,7 +327,7 @@ class Work:
         if len(models) != 1:
             raise Declining("the model changed during the work")
         rows = [row for row, _ in answered]
-        # An example that failed for one prompt is omitted for all, because prompts are compared.
+        # An example that failed for one prompt is left out for all, so that losses are comparable.
         failed = frozenset(index for row in rows for index, each in enumerate(row) if each is None)
         kept = [index for index in range(len(step.batch.examples)) if index not in failed]
         counts = step.batch.check(failed)
@@ -355,8 +355,8 @@ class Work:
         values = [[losses[row][index] or 0.0 for index in kept] for row in rows]
         if self._noise is None:
             return tuple(math.fsum(each) / len(each) for each in values), {}
-        # The loss of an unscored example is 0 for all prompts, so that neither the noise nor a
-        # count shows whether an example was scored.
+        # An unscored example has the loss 0 for all prompts, so that the server cannot tell whether
+        # an example was scored.
         values = [each + [0.0] * (scored - len(each)) for each in values]
         return self.release(step.keys, partial(private_losses, values, self._noise)), {}
 
@@ -380,7 +380,7 @@ class Work:
             draw = partial(private_terms, terms, targets, self._noise)
             numbers = self.release(step.keys, draw)
             values, rest = numbers[: len(terms)], iter(numbers[len(terms) :])
-            # In place of the second number of `LossesUpdate.by_class`, its upper bound 1 is sent.
+            # The second number of a group (`LossesUpdate.by_class`) is replaced by its maximum, 1.
             means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
             counts = tuple(rest)
         else:
@@ -399,17 +399,17 @@ class Work:
         worst = Usage(queries=len(missing))
         paid = nullcontext(Lease("", worst)) if budget is None else budget.reserve(worst)
         async with paid as lease:
-            lease.release()  # Now nothing is charged; `ask` adds each query that it sends.
+            lease.release()  # Nothing is charged yet; `ask` adds each query that it sends.
             await ask(step, missing, lease)
 
     async def _ask_gateway(self, step: Step, missing: Sequence[int], lease: Lease) -> None:
-        """Send the gateway the requests that contain the prompts with the indices `missing`.
+        """Score the prompts with the indices `missing` through the gateway.
 
-        After a restart a request is the same as before, so that the server charges it only once.
+        A step is always split into the same requests. The server charges a repeated request once.
         """
         session, wanted = self.device.session, set(missing)
         requests = request_ranges(len(step.keys), len(step.batch.texts))
-        # A request for all prompts of the assignment omits them, because the server knows them.
+        # The server knows the prompts of the assignment, so one request for all omits them.
         is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):

@@ -44,7 +44,7 @@ def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     Labels are short texts or numbers. A column has 2 to 64 different labels, with at least two rows
-    per label on average. Up to half of the rows may lack a label. Words rank above codes.
+    per label on average. Up to half of the rows may lack a label. Words come before codes.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {
@@ -70,7 +70,7 @@ def label_columns(rows: _Rows) -> list[str]:
         return _rank(name, _LABEL_NAMES), has_codes, len(keys[name])
 
     columns.sort(key=order)
-    # Of columns with the same classes, one with words is preferred to one with codes.
+    # If another column has the same classes as words instead of codes, it comes first.
     same = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
     best = min((columns[0], *same), key=lambda name: order(name)[1])
     return [best, *(name for name in columns if name != best)]
@@ -92,7 +92,7 @@ def text_columns(rows: _Rows, label: str) -> list[str]:
     columns = [name for name, size in sizes.items() if size]
     if not columns:
         raise DataError(f"no column except the label column {label!r} has texts")
-    # Names are compared only between columns with texts of a similar length.
+    # The name decides only between columns with texts of a similar length.
     bar = max(sizes.values()) / 4
     return sorted(
         columns,
@@ -163,8 +163,8 @@ class Splits(NamedTuple):
 def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
     """Split rows into three parts; each part has all labels, in about the same shares.
 
-    The dev split has a fifth of the rows, but at least 150 and at most 400. If 150 is more than two
-    fifths of the rows, it has two fifths. A tenth of all rows, at most 64, becomes public.
+    The dev split has a fifth of the rows: at least 150, at most 400, and never more than two fifths
+    of the rows. The public part has a tenth of the rows, at most 64.
     """
     by_label = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows):

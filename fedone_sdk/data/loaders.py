@@ -43,7 +43,7 @@ def load_examples(
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
             ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a data set on the hub; for files it has no effect.
-        folder: The folder to which a relative path is relative.
+        folder: The folder of relative paths.
 
     Returns:
         One dictionary per row. CSV and TSV values are text.
@@ -193,7 +193,7 @@ def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first record is data: a cell of it recurs in its column, like a label."""
+    """Return whether the first record is data: a cell is repeated in its column, like a label."""
     if any(name.casefold() in NAMES for name in header):
         return False
     for name, *column in zip(header, *data, strict=True):

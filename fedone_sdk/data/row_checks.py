@@ -15,8 +15,8 @@ class RowProblem:
     """Why a task cannot use a row.
 
     Attributes:
-        reason: The problem of the field, in words that quote no value of the row.
-        detail: The problem with the value quoted, for the row's owner only; may be empty.
+        reason: The problem of the field, without any value of the row.
+        detail: The problem with the row's value, which only the row's owner may see; may be empty.
     """
 
     field: str
@@ -28,7 +28,7 @@ class RowProblem:
 
     @property
     def public(self) -> str:
-        """The problem, in words that quote no value of the row."""
+        """The problem, without any value of the row."""
         return f"field {self.field!r} {self.reason}"
 
 

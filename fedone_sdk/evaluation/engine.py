@@ -91,7 +91,7 @@ class Trial:
 
     Attributes:
         key: The trial's name, and the name of its result file.
-        options: All values that the result depends on besides `inputs`, as JSON, without paths.
+        options: All values besides `inputs` on which the result depends, as JSON, without paths.
         inputs: The files and folders that the trial reads, by name.
         context: Other values for the function, pickled. They are not part of the identity.
         home: Name of the folder for the result; None means the `name` of `Records`.

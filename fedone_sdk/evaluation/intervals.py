@@ -88,14 +88,13 @@ def difference(
     `first` and `second` have one measurement per seed, for the same seeds.
 
     Seeds and examples are resampled with replacement, independently of each other and with the same
-    draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The interval of S seeds would be
-    too narrow, so the part of the spread that comes from the seeds is multiplied by
-    ``sqrt(S / (S - 1)) t / z`` (Hesterberg 2015, "expanded percentile interval"). Here t and z are
-    0.975 quantiles of Student's t with S - 1 degrees of freedom and of the normal distribution.
+    draws for both sides (Owen 2007, "The pigeonhole bootstrap").
+
+    With few seeds, the interval would be too narrow, so the spread that comes from the seeds is
+    multiplied by a factor (`_stretch`; Hesterberg 2015, "expanded percentile interval").
 
     For the accuracy of one seed, two examples are added: one that only `first` answers correctly,
-    and one that only `second` does. The interval then excludes 0 at about the same counts as the
-    exact test of McNemar (1947).
+    and one that only `second` does. The result is then close to the exact test of McNemar (1947).
 
     Returns:
         The interval; None if there are no seeds, if the dev splits differ, or where `interval`
@@ -181,6 +180,7 @@ def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Fl
 
 
 def _stretch(num_seeds: int) -> float:
+    """Return sqrt(S / (S - 1)) t / z, with the quantiles t and z of `_STUDENT` and `_NORMAL`."""
     if num_seeds == 1:
         return 1.0
     freedom = num_seeds - 1

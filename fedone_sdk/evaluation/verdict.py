@@ -195,9 +195,9 @@ def not_measured(why: str) -> Verdict:
 def examples_needed(rows: int, gain: Spread) -> int | None:
     """Return about how many rows a test needs to show a difference like `gain`.
 
-    A test at 5 % with 80 % power needs ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows, because
-    the standard error falls with the square root of the number of rows. The result is rounded up
-    to two digits. It is None for a difference within one standard error.
+    The test has a level of 5 % and a power of 80 %. It needs a difference of `_POWER` standard
+    errors, and the standard error falls with the square root of the number of rows. The result is
+    rounded up to two digits. It is None if the difference is within one standard error.
     """
     if abs(gain.value) <= gain.error:
         return None
@@ -378,7 +378,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return outcomes of the best constant answer; for a loss, label shares as probabilities."""
+    """Return the outcomes of the best constant answer (for a loss: the shares of the labels)."""
     targets = after.targets
     if not targets:
         return None

@@ -57,8 +57,8 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    A method other than RUN.yaml's gets those settings of RUN.yaml's method that it also has. If it
-    cannot fit a label bias, ``calibration`` has its default value, and the notes say so.
+    An entrant with another method than RUN.yaml gets those settings of RUN.yaml that its method
+    has. If it cannot fit a label bias, ``calibration`` has its default value (see the notes).
     """
     if not names or len(set(names)) < len(names):
         problem = "each name may occur only once" if names else "needs at least one name"
@@ -97,7 +97,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 
 
 def _settings(method: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return those settings of RUN.yaml's method that another method also has and accepts."""
+    """Return the settings of RUN.yaml's method that another method also has and accepts."""
     model = _MODELS[name]
     shared = {key: method[key] for key in model.model_fields.keys() & method.keys() - {"name"}}
     try:
@@ -129,7 +129,7 @@ class Contest:
     Attributes:
         cache: File of the answer cache.
         caps: Caps on all trials together.
-        ledger: File of the account of these caps.
+        ledger: File with the amounts that the trials have reserved and spent.
     """
 
     entrant: Entrant
@@ -204,7 +204,7 @@ def contests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The planned total cost of some trials.
+    """The planned cost of all trials together.
 
     Attributes:
         expected: Sum of the trials' expected usage. Because of the shared cache, they may use less.

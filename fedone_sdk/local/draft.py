@@ -38,7 +38,7 @@ FRAME_CHARS = 100
 _WORDS_PER_LABEL = 24
 _MAX_SETS = 4
 _PENALTY = 1000.0
-"""Nats subtracted from the scores of words that are not in the label's name: they come last."""
+"""Subtracted from the scores of words outside the label's name, so that they come last; nats."""
 
 _MAX_PERMUTED = 3
 """Maximum number of labels for which the SDK's label words are tried in every order."""
@@ -94,13 +94,13 @@ async def draft(
 ) -> Draft:
     """Derive a task and its slots.
 
-    A model in this process returns the probabilities of words after the public rows. A word is
-    chosen for a label if it is much more likely after texts with this label than after other texts.
-    A model behind an API gets only free requests.
+    A model in this process returns the probabilities of words after the text of each public row. A
+    label gets a word that is much more likely after its own texts than after other texts. A model
+    behind an API gets only free requests.
 
-    `rows` are the public rows, with the keys ``text`` and ``label``; `columns` are the original
-    names of these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a
-    text and for what its label says. `words` are the labels' meanings. If None, they are derived.
+    `rows` are the public rows, with the keys ``text`` and ``label``. `columns` are the original
+    names of these keys. `public` is the file of the rows. `text` is a noun for a text, `aspect` a
+    noun for what the label says, and `words` are the labels' meanings; None derives them.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -189,7 +189,7 @@ class _Reader:
         inputs = tuple(self._input(text, self.opening) for text in texts)
         answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
         chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
-        # If other programs delay the model, the processor time is the smaller one.
+        # Other programs may delay the model; the processor time is then smaller.
         seconds = min(time.perf_counter() - began, time.process_time() - cpu_began)
         self.char_s = seconds / chars
         return np.array(answer.log_probs)
@@ -224,9 +224,9 @@ class _Words(NamedTuple):
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
     """Return the task's label words, and alternative sets.
 
-    A label gets the word of its name that is most likely after its texts. If a label gets none, the
-    first possible set is used: (1) the whole names, if the model scores words of several tokens;
-    (2) a set of the SDK, if there are no names; (3) words that are likely after rows; (4) letters.
+    A label gets the word of its name that is most likely after its texts. If a label gets none, all
+    labels get the first possible set of these: (1) whole names, if the model scores words of many
+    tokens; (2) words of the SDK, if the labels are not words; (3) likely words; (4) letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:
@@ -295,8 +295,8 @@ class _WordScores:
     """Log-probabilities of words after the public rows.
 
     Attributes:
-        lifts: By label and word: how much higher the word's mean log-probability is after texts
-            with this label than on average over the labels, nats.
+        lifts: By label and word: the word's mean log-probability after texts with this label, minus
+            the mean of this number over all labels, nats.
     """
 
     def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:

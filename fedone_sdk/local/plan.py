@@ -427,7 +427,7 @@ class _Planner:
                 needed > clients
             ),
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
-            "data: clients share rows, because there are too few for disjoint shards": (
+            "data: clients share rows, because there are not enough rows for all": (
                 self.federation.reused_rows
             ),
             f"method.batch_size: is {size}, but the smallest client has {smallest} examples": (

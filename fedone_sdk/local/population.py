@@ -37,7 +37,7 @@ _BATCH = 128
 
 
 def population_secret(state_dir: Path | None) -> bytes:
-    """Return the secret from which the clients' token and nonces derive; `state_dir` stores it."""
+    """Return the secret, stored in `state_dir`, that the clients' token and nonces come from."""
     if state_dir is None:
         return secrets.token_bytes(32)
     file = state_dir / _SECRET
@@ -134,7 +134,7 @@ class _Member:
     number: int  # The index of its shard.
     nonce: str
     index: int | None = None  # The enrolment index.
-    enrolled: messages.Enrolled | None = None  # Answer to its enrolment, kept for its `client`.
+    enrolled: messages.Enrolled | None = None  # Answer that its `client` gets when it enrols.
     client: EdgeClient | None = None
     awake: bool = False  # Whether its `EdgeClient` is at work.
 

@@ -56,11 +56,11 @@ async def timed(
 ) -> Duration:
     """Return the duration of a run at a local model's speed.
 
-    A request takes a constant time, for example for the prefix that its rows share, and a time per
-    row. Both are fitted to requests with one row and with more rows. If a model does not process
-    rows one by one, whole queries are timed. The `warm_up` query comes first, so that one-time
-    costs count as part of the start. `steps` are queries of the run, one list per local step.
-    `requests`, `rows` and `rounds` are the run's numbers; `startup_s` is the time of the start.
+    A request takes a constant time (for the common prefix of its rows) and a time per row. To find
+    both, requests with one row and with more rows are timed. If a model does not process rows one
+    by one, whole queries are timed. The `warm_up` query comes first, and counts as part of the
+    start. `steps` are queries of the run, one list per local step. `requests`, `rows` and `rounds`
+    are the run's numbers; `startup_s` is the time of the start.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -35,8 +35,7 @@ _START_SHARE = 0.8
 _MAX_NAME_CHARS = 64
 
 _BIAS_EXAMPLES = 128
-"""Number of training examples to which a bias is fitted. On the SDK's demo data the bias varies by
-0.2 nats between samples, which costs 0.005 nats of loss and no accuracy."""
+"""Number of training examples to which a bias is fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +187,7 @@ class MeasuredPrompt(Message):
     Attributes:
         prompt: The prompt with the label bias of the measurement.
         interval: The 95 % interval of the metric `value`; null for a user-defined metric.
-        behind: The gain of the recommended prompt over this one, paired by row; null if unknown.
+        behind: The gain of the recommended prompt over this prompt, paired by row; null if unknown.
     """
 
     prompt: PromptReport
@@ -202,7 +201,7 @@ class RetuneReport(Message):
 
     Attributes:
         prompts: The prompts on the new model; ``old_prompt_biased`` only with label calibration.
-        change: The old prompt's gain from the old model to the new one; null if unknown.
+        change: How much better the old prompt is on the new than on the old model; null if unknown.
         recommended: The best prompt; null before the run has ended, or if nothing is measured.
         text: The conclusions from the intervals, in sentences.
     """
@@ -326,7 +325,7 @@ def _bare_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
 
 
 def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact) -> Spread | None:
-    """Return the old prompt's gain from the old model to the new one (for loss: the decrease).
+    """Return how much better the old prompt is on the new model than on the old model.
 
     The interval combines the intervals of both metrics (MOVER, Zou and Donner 2008). It is too wide
     if both were measured on the same dev split.

@@ -124,15 +124,15 @@ class RunTask(Message):
         prompt_len: n, number of positions of a prompt.
         vocab_size: N, largest number of candidates of a position.
         blank: Index of the blank, the empty candidate, if it is the same at all positions.
-        layout: For a prompt of slots: each slot's number of positions, number of candidates (at
-            most N) and index of its blank.
+        layout: For a prompt of slots: for each slot, the number of positions, the number of
+            candidates (at most N), and the index of the blank.
         task_crc32: `TaskSpec.crc32`; a client that computes another number declines the work.
         vocabulary_sha256: Digest of the vocabulary, which is fetched separately.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         model: Fingerprint of the run's model. A client whose own model has another fingerprint
             declines the work as unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        calibration: With ``labels`` and the ``losses`` exchange, the client's updates also contain
+        calibration: If the kind is ``labels``, updates of the ``losses`` exchange also contain
             `LossesUpdate.by_class`. Other kinds do not affect the client.
         reflection: How devices propose candidates; null if they may not.
     """

@@ -20,7 +20,7 @@ def encode(message: Message) -> bytes:
 
 
 def first_error(refusal: ValidationError) -> str:
-    """Return the first error in a message, without its input, which may be private."""
+    """Return the first error in a message, without the invalid value, which may be private."""
     first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))[:100]
     wrong = first["msg"].removeprefix("Value error, ")[:200]

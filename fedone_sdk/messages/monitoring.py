@@ -71,7 +71,7 @@ class Seats(Message):
 
 
 class TokenProbability(Message):
-    """A candidate at a position (empty if it leaves the position empty), and its probability."""
+    """A candidate at a position (the blank is an empty text), and its probability."""
 
     token: str
     probability: float

@@ -73,9 +73,8 @@ class PromptReport(Message):
 
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
-"""What is compared: the best constant answer; the model without a prompt; the model with a label
-bias alone; the untrained prompt; the shortest prompt whose metric is within the 95 % interval of
-the deployable prompt; and the deployable prompt."""
+"""A compared prompt; `COMPARED` has the display names. ``chance`` is the best constant answer,
+``cheapest`` the shortest prompt that may be as good as the tuned prompt."""
 
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
@@ -90,15 +89,16 @@ COMPARED: Mapping[Compared, str] = {
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
 ]
-"""Conclusion from two 95 % intervals: the gain over the best baseline, and over a constant answer.
+"""The conclusion of a verdict: the first of these cases that applies. Two gains of the tuned prompt
+have 95 % intervals: over the baseline (`Verdict.against`), and over the best constant answer.
 
-- ``worth_keeping``: both intervals are above 0.
-- ``unclear``: at least one interval contains 0.
-- ``worse``: the interval of the gain over the best baseline is below 0.
-- ``guessing``: the metric is not better than that of the best constant answer.
-- ``no_prompt``: the deployable prompt is "no prompt", perhaps with a label bias.
-- ``unknown``: there are no intervals, because the metric is a user function.
 - ``not_measured``: there is no measurement on dev rows.
+- ``no_prompt``: the deployable prompt is "no prompt", perhaps with a label bias.
+- ``unknown``: the metric is a user function without intervals, or no baseline was measured.
+- ``guessing``: the metric is not better than that of the best constant answer.
+- ``worse``: the interval of the gain over the baseline is below 0.
+- ``worth_keeping``: the intervals of both gains are above 0.
+- ``unclear``: all other cases.
 """
 
 
@@ -124,7 +124,7 @@ class Standing(Message):
     Attributes:
         value: The metric; null if not measured.
         interval: Bounds of the metric's 95 % interval; null if not known.
-        gain: Metric of the tuned prompt minus the metric of this prompt, paired by example; null
+        gain: By how much the tuned prompt is better than this prompt, paired by example; null
             without an interval.
         tokens: Tokens that the prompt adds to each call; 4 characters count as one.
         usd: Price of these tokens for a million calls; absent if not known.
@@ -190,8 +190,8 @@ class Verdict(Message):
         text: The verdict as a sentence, with the gain and the cost.
         source: ``dev`` for measurements on `data.dev` by the server's model; null without any.
         standings: The measurements, chance first and the tuned prompt last.
-        against: The best baseline: the better of "no prompt" with and without a label bias; for the
-            conclusion ``no_prompt``, "no prompt" without a label bias.
+        against: The baseline: "no prompt" with or without a label bias, whichever is better. For
+            the conclusion ``no_prompt``, it is "no prompt" without a label bias.
         bias: The label bias of ``no_prompt_biased``, nats; null with `bias_from` ``dev``.
         bias_from: Data on which this bias was fitted. ``training``: the run's losses. ``dev``: the
             dev rows, in folds; the bias for one fold was fitted on the other folds.

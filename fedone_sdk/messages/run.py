@@ -279,8 +279,8 @@ class Written(Message):
         client: Enrolment index of the candidate's author; None if the candidate is merged.
         parents: The text that the candidate improves, or the texts that it merges.
         depth: Number of ancestors that are written candidates too, counting only first parents.
-        gain: Mean loss of the best parent minus the mean loss of this candidate, each over the
-            scored prompts that contain it; None if one of them has no loss yet.
+        gain: Mean loss of the scored prompts that contain the best parent, minus that of the scored
+            prompts that contain the candidate; None until both have been scored.
         won: Whether the deployable prompt contains the candidate.
     """
 
@@ -309,8 +309,8 @@ class RunResult(Billed):
     Attributes:
         status: ``running``, or how the run ended.
         reason: Reason for the status; texts of providers and devices are for operators only.
-        spent: Usage of training and evaluation (`queries`: training only), including the requests
-            that open work has sent so far.
+        spent: Usage of training and evaluation, including the requests that open work has sent so
+            far. `queries` counts only training.
         leased: Additional usage that is reserved for open work.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: Calls of ``prompt.proposer``; absent before the first one.
@@ -405,7 +405,7 @@ class RunSummary(RunEntry, Billed):
     """An entry of ``GET /v1/runs`` for people.
 
     Attributes:
-        spent: Usage of training and evaluation (`queries`: training only).
+        spent: Usage of training and evaluation; `queries` counts only training.
         ended_at: Time of the end or pause, seconds since the epoch; null while the run is running.
         metric: Newest value of the metric on the dev split; null if not measured.
         active_at: Time of the last update since the server started, seconds since the epoch; null
@@ -432,7 +432,7 @@ class Removal(Message):
     """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
 
     Attributes:
-        spent: Usage of training and evaluation (`queries`: training only).
+        spent: Usage of training and evaluation; `queries` counts only training.
         deleted: False for a dry run.
     """
 

@@ -69,7 +69,7 @@ class AlphaUpdate(_Update):
     """The update of the ``alpha`` exchange.
 
     Attributes:
-        num_examples: Number of the client's examples, its weight in the aggregation.
+        num_examples: Number of the client's examples; the update's weight in the aggregation.
         usage: Usage of the client's own backend; zero if the gateway has scored.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
@@ -85,14 +85,14 @@ class LossesUpdate(_Update):
     Attributes:
         losses: The mean loss of each prompt of the assignment, with the prompt's label bias if the
             assignment has `biases`.
-        by_class: In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C
-            labels and K groups of scored examples. With at most 4 labels, each class is a group;
-            with more labels, or `privacy`, there is one group. The 2 + C numbers of a group are the
+        by_class: Only in runs with label calibration: float32, shape (I, K, 2 + C), for I prompts,
+            K groups of scored examples and C labels. Each class is a group; with more than 4
+            labels, or with `privacy`, all examples are one group. The numbers of a group are the
             mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean
-            probability of each label. They include the prompt's label bias, and are 0 for a group
-            without scored examples.
-        class_counts: Number of scored examples of each class, shape (C,), to which a run with
-            `privacy` adds noise; empty without `by_class`.
+            probability of each label. They are computed with the prompt's label bias. They are 0
+            for a group without scored examples.
+        class_counts: Number of scored examples of each class, shape (C,); empty without `by_class`.
+            In a run with `privacy` the numbers have noise.
         proposal: A new candidate, if the assignment has `reflect` and the device proposes one.
     """
 

@@ -191,7 +191,7 @@ def _both_modes(text: str) -> str:
 
 
 def _metric_panel(run: ReportedRun) -> Panel:
-    """Return the panel of the metric. All its values are for the rows measured during the run."""
+    """Return the panel of the metric; all values are for the rows that the run measures."""
     metric, queries = run.result.metric, run.queries
     points = {
         spent: entry.metric

@@ -118,8 +118,8 @@ def program_of(
     """Return a Python program that uses the prompt, and a note on its restrictions.
 
     For a server with OpenAI's API the program uses the `openai` client, for other models the SDK.
-    The program's requests equal those of the run, but the `openai` client does not truncate texts
-    that are too long for the model. If there is no program, the note is the reason.
+    It sends the same requests as the run, except that the `openai` client does not truncate long
+    texts. If there is no program, the note is the reason.
     """
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)

@@ -94,8 +94,8 @@ class BackendSpec(Spec):
             ``transformers``: folder, or name on the Hugging Face hub. ``vllm`` and ``openai``: the
             server's name for the model.
         cache: SQLite file that stores paid answers for later runs; null caches in memory only.
-        threads: CPU threads. With null, ``llama_cpp`` uses one per free core, and ``onnx`` one per
-            core but at most 4.
+        threads: CPU threads. With null, ``llama_cpp`` uses one per core, and ``onnx`` one per core
+            but at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
         multi_token_labels: Whether a causal model may have label words of several tokens. The score
@@ -103,8 +103,8 @@ class BackendSpec(Spec):
         base_url: URL of the server; null is OpenAI's.
         api_key_env: Environment variable of the API key; null sends no key.
         tokenizer: ``tokenizer.json`` or its folder; null looks for one by the model's name. If
-            none is found, ``vllm`` downloads it from the Hugging Face hub or refuses to start, and
-            ``openai`` counts tokens with tiktoken, or one per 2 bytes.
+            none is found, ``vllm`` downloads it from the Hugging Face hub. ``openai`` then counts
+            tokens with tiktoken, or as one per 2 bytes.
         api: ``chat``, or ``completions`` for older servers.
         log_probs: Whether the model returns log-probabilities; ``{samples: 8}`` estimates them from
             up to 8 answers to each input. If false, the task's loss must be ``zero_one``.
@@ -112,7 +112,7 @@ class BackendSpec(Spec):
         service_tier: ``flex`` costs half at OpenAI. An answer may take minutes, so the default of
             `timeout_s` is then 900.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
-            truncated, to bound the cost of a request; tokens that the chat format adds are not
+            truncated, which bounds the cost of a request. Tokens of the chat format are not
             counted. ``llama_cpp``: null is the model's context length, but at most 4096.
         timeout_s: Time limit of a request, seconds.
         prices: US dollars per million tokens. If null, OpenAI's models have the prices of the SDK's

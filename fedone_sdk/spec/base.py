@@ -118,10 +118,10 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
-    """Return one line per wrong key, but none for a key above another wrong key.
+    """Return one line per wrong key; omit a key whose value contains another wrong key.
 
-    If a value may have several types, pydantic reports an error for each type. An error deeper in
-    the value probably belongs to the type that was meant.
+    If a value may have several types, pydantic reports errors for each type. The innermost error
+    probably belongs to the type that the user meant.
     """
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
@@ -135,7 +135,7 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield the `keys` that the file has; the short form ``candidates: labels`` has no ``kind``."""
+    """Yield `keys` as the file has them: the short form ``candidates: labels`` has no ``kind``."""
     for key in keys:
         # ``{env: NAME}`` stands for a text.
         is_secret = isinstance(value, Mapping) and value.keys() == {"env"}
@@ -190,7 +190,7 @@ _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):
-    """The keys and indices that lead to a value; the allowed keys if the last one is unknown."""
+    """The keys and indices that lead to a value; if the last key is unknown, the allowed keys."""
 
     keys: tuple[str | int, ...] = ()
     allowed: frozenset[str] = frozenset()
@@ -199,9 +199,9 @@ class _Place(NamedTuple):
 def _place(
     schema: Mapping[str, Any], location: tuple[str | int, ...], definitions: Mapping[str, Any]
 ) -> _Place | None:
-    """Return the place of an error in the file; None if the schema does not explain `location`.
+    """Return the place of an error in the file; None if the schema has no such `location`.
 
-    pydantic's location also has steps that name a type of a union, which are removed.
+    If a value may have several types, pydantic's location also names a type, which is removed.
     """
     if not location:
         return _Place()

@@ -112,14 +112,14 @@ class SlotSpec(Spec):
 class ProposerSpec(Spec):
     """A model that writes new candidates for a slot during the run.
 
-    With ``scores`` the server sends the model the task's description and templates, the label
-    names, and the best and worst candidates with their mean losses, but no device's text.
+    With ``scores`` the server's model reads the task's description and templates, the label names,
+    and the best and worst candidates with their mean losses. It reads no device's text.
 
-    With ``reflection`` a device (if `WorkPolicy.reflect` allows it) shows a model some of its rows
-    with the answers to a prompt. If the model's new candidate has a lower loss on these rows, the
-    device proposes it to the server. The model is on the device, or it is `backend` behind the
-    gateway, which then sees the rows and labels. `backend` also merges the best candidates of
-    different clients from time to time (`merge_every`).
+    With ``reflection`` a model reads rows of a device and the answers to them, if the device allows
+    this (`WorkPolicy.reflect`). If the model's new candidate has a lower loss on these rows, the
+    device sends it to the server. The model is on the device, or it is `backend`; the gateway then
+    sees the rows and labels. `backend` also merges the best candidates of different clients
+    (`merge_every`).
 
     Attributes:
         backend: A model that generates text; the run's budget pays for it. With ``reflection`` it
@@ -169,10 +169,10 @@ class PromptSpec(Spec):
         length: n, the number of positions. With slots it is computed from the slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
-        start: Warm start: a list with the candidates' probabilities at the first positions. If it
-            is a text instead, the text has probability 1/2 at the first position. At positions
-            that are not in the list, the blank (empty) candidate has probability 1/2. The rest of a
-            position's probability is uniform over all candidates. Null: all are equally probable.
+        start: Probabilities of candidates when the run starts: one mapping for each position, from
+            the first. A text in place of the list has probability 1/2 at the first position. At
+            positions without a mapping, the blank candidate has probability 1/2. What remains of 1
+            is spread equally over all candidates. Null: all candidates are equally probable.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """

@@ -158,7 +158,7 @@ class RunSpec(Spec):
         part = self.participation
         if not self.defence.checks_updates:
             return
-        # A false client could report many examples, to get more weight or more rounds.
+        # A dishonest client could report too many examples, to get more weight or rounds.
         if part.clients_per_round > 1 and part.aggregation == "examples":
             raise ValueError(
                 "participation.aggregation: must be plain under a defence with more than 1 client "
@@ -188,7 +188,7 @@ class RunSpec(Spec):
     def check_caps(self, bounds: Collection[str]) -> None:
         """Raise `SpecError` if a cap's unit is not in `bounds`.
 
-        `bounds` are the units in which the cost of a request has an upper bound before it is sent.
+        `bounds` are the units in which the maximum cost of a request is known before it is sent.
         """
         caps = {} if self.budget is None else self.budget.model_dump(exclude_none=True)
         for unit in (unit for unit in caps if unit not in bounds):

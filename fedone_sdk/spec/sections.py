@@ -17,8 +17,8 @@ class DataSpec(Spec):
     """Source of examples, and their partition over clients.
 
     Attributes:
-        train: Training file, or ``hf:NAME``. A served run, whose clients have their own rows, needs
-            it only for a vocabulary of kind ``pmi``, which consists of frequent words of a text.
+        train: Training file, or ``hf:NAME``. The clients of a served run have their own rows; such
+            a run needs the file only for a vocabulary of kind ``pmi`` (frequent words of a text).
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
         num_clients: K, the number of clients.
         shots: Examples per class and client; null uses all examples.
@@ -161,14 +161,15 @@ class ParticipationSpec(Spec):
             in proportion to the clients' numbers of examples (as in the paper's proof).
         aggregation: ``plain`` is the mean of the clients' alpha (the paper's Algorithm 1);
             ``examples`` weights it by the clients' numbers of examples (the paper's code).
-        min_clients: The first round starts when this many clients wait for work. Null: all clients
-            of `data`; without `data`, `clients_per_round` (1 with selection ``proportional``).
+        min_clients: The first round starts when this many clients wait for work. Null means all
+            clients of `data`. Without `data` null means `clients_per_round`, or 1 with selection
+            ``proportional``.
         deadline_s: A client loses its place in the round after this many seconds without a message.
         own_models: What the budget is charged for the work of a device with its own model.
             ``charged``: the reserved amount; ``trusted``: the amount that the device reports. With
             null, a run with a gateway refuses such devices, and other runs use ``charged``.
-        model: Fingerprint of the model that devices with their own model must have; devices with
-            another model decline. Null is the gateway's model; a run without a gateway must set it.
+        model: Fingerprint of the model that devices with their own model must have. Null is the
+            gateway's model; a run without a gateway must set it.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -197,9 +198,9 @@ class CalibrationSpec(Spec):
     """Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
 
     Attributes:
-        kind: ``labels`` fits a bias for each prompt from derivatives of the losses in the updates,
-            without further queries. The method must be a search, and the loss a cross-entropy over
-            label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
+        kind: ``labels`` fits a bias for each prompt. The updates then contain derivatives of the
+            losses; there are no further queries. The method must be a search, and the loss a
+            cross-entropy. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _PAGE_BYTES = 1 << 20
 """Approximate size of a page of the log, bytes."""
 _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
-"""Number of entries of the first page, and maximum of any page."""
+"""Number of entries of the first page of a log, and maximum of any page."""
 
 NO_CREDENTIAL = "retired: "
 """Prefix of the text that replaces the credential's digest when a client is retired (erased)."""
@@ -81,11 +81,11 @@ class ClientRecord:
     Attributes:
         index: Enrolment index, from 0 without gaps, for random draws; -1 before enrolment.
         credential_sha256: Digest of its secret, which itself is never stored.
-        enrolment_sha256: Digest of the enrolment's nonce, which identifies a repeated enrolment;
+        enrolment_sha256: Digest of the enrolment's nonce; a repeated enrolment has the same nonce.
             None if the device sent no nonce.
         runs: Patterns of the runs that it may access; None is all.
-        previous_sha256: Digest of the credential before the last rotation. It stays
-            valid until the new one is used: the response with the new one may have been lost.
+        previous_sha256: Digest of the credential before the last rotation. It stays valid until
+            the client uses its new credential, because the response with it may get lost.
         seen_at: Time of its last request, updated at most once a day; None before the first update.
     """
 
@@ -105,8 +105,7 @@ class ClientRecord:
         """Return this client with the credential of its repeated enrolment.
 
         Raises:
-            TokenRefused: The client was revoked; or the token is for other runs, and must not give
-                access to this client.
+            TokenRefused: The client was revoked, or the token is for other runs.
         """
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
@@ -213,7 +212,7 @@ def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
 class Store(Protocol):
     """Durable state. Each method is one transaction, which is on disk when the method returns.
 
-    Only `join` and `leave` may return earlier; the next commit of a run then writes their changes.
+    The changes of `join` and `leave` may reach the disk later, with the next commit of a run.
     """
 
     async def open(self) -> None:
@@ -249,8 +248,8 @@ class Store(Protocol):
         only its credential is replaced.
 
         Raises:
-            TokenRefused: The token is unknown, used up, expired or revoked; or the client exists,
-                and was revoked or has a token for other runs.
+            TokenRefused: The token is unknown, used up, expired or revoked. For an existing client:
+                the client was revoked, or the token is for other runs.
             ValueError: The client id exists.
         """
 
@@ -325,7 +324,7 @@ class Store(Protocol):
     ) -> list[LogEntry]:
         """Return a run's log after the version `after`, in order; with `kind`, only this kind.
 
-        A commit's entries are returned together, even if they are then more than `limit`.
+        The entries of one commit are never separated, so the list may be longer than `limit`.
         """
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
@@ -394,7 +393,7 @@ class SingleProcess:
         """Do nothing: there are no other replicas."""
 
     def _new_replica(self) -> None:
-        """Set a new id, so that reservations of an earlier process are recognised as lost."""
+        """Set a new id; reservations of an earlier process, which has another id, are then lost."""
         self._replica = uuid.uuid4().hex
 
 
@@ -414,10 +413,10 @@ async def log_pages(
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which runs to completion even if the caller is cancelled.
+    """Await `work`; if the caller is cancelled, wait until `work` has ended.
 
-    Otherwise SQLite's thread, which cannot be cancelled, could use a connection after `close`, and
-    it would be unknown whether a statement of PostgreSQL had an effect.
+    Otherwise SQLite's thread could use a connection after `close`, and a statement of PostgreSQL
+    would have an unknown outcome.
     """
     task = asyncio.create_task(work, name="store transaction")
     try:

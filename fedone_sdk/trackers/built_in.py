@@ -117,7 +117,7 @@ class WandbTracker:
         self._run.log({"mean_loss": report.mean_loss, "round": report.round, "queries": queries})
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Log a metric with its round's queries, as later rounds may have been logged before it."""
+        """Log a point of the curve; later rounds may have been logged before it."""
         self._run.log({f"dev_{name}": value, "measured_at": queries})
 
     def end(self, result: RunResult | None) -> None:

@@ -48,7 +48,7 @@ class Tracker(Protocol):
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Record the metric, on the dev split, of the prompt that would be deployed now."""
+        """Record the deployable prompt's metric on the dev split."""
         ...
 
     def end(self, result: RunResult | None) -> None:
@@ -120,8 +120,7 @@ class Tracking:
 
     Each tracker has a thread, so that a slow tracker delays nothing else. If a tracker raises, the
     error is logged, and the tracker gets no more events. Leaving the ``with`` block waits until all
-    events are written. An instance is a `watch` callback of `simulate`. Without `simulate`, call
-    `begin`, `add` and `end`.
+    events are written. Pass an instance to `simulate` as `watch`, or call `begin`, `add` and `end`.
     """
 
     def __init__(self, trackers: Mapping[str, TrackerFactory]) -> None:

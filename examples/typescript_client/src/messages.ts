@@ -162,7 +162,7 @@ export interface RunTask {
    */
   blank?: number | null;
   /**
-   * For a prompt of slots: each slot's number of positions, number of candidates (at most N) and index of its blank.
+   * For a prompt of slots: for each slot, the number of positions, the number of candidates (at most N), and the index of the blank.
    */
   layout?: [number | null, number | null, number | null][];
   /**
@@ -230,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A name from another machine is not imported.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A device imports no function that a server names.
    */
   score?:
     | string
@@ -245,7 +245,7 @@ export interface TaskSpec {
       }
     | null;
   /**
-   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write stays impossible.
+   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write is not changed.
    */
   bias?: number[] | null;
 }
@@ -411,7 +411,7 @@ export interface PrivacySpec {
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt. The updates then contain derivatives of the losses; there are no further queries. The method must be a search, and the loss a cross-entropy. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
@@ -569,11 +569,11 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, C labels and K groups of scored examples. With at most 4 labels, each class is a group; with more labels, or `privacy`, there is one group. The 2 + C numbers of a group are the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
+   * Only in runs with label calibration: float32, shape (I, K, 2 + C), for I prompts, K groups of scored examples and C labels. Each class is a group; with more than 4 labels, or with `privacy`, all examples are one group. The numbers of a group are the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They are computed with the prompt's label bias. They are 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**
-   * Number of scored examples of each class, shape (C,), to which a run with `privacy` adds noise; empty without `by_class`.
+   * Number of scored examples of each class, shape (C,); empty without `by_class`. In a run with `privacy` the numbers have noise.
    */
   class_counts?: number[];
   /**

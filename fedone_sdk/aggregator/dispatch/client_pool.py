@@ -1,10 +1,10 @@
 """The pool of waiting clients: a limited number per run; other clients get a ``Retry-After``.
 
 The clients of a round are drawn from the clients that have a place in the run's pool. If no place
-is free, a client is turned away: it claims again after a random pause. The mean pause is chosen so
-that clients return a little faster than places become free. As long as clients are turned away, a
-client with a place loses it after one long poll or one assignment. With random pauses, every device
-has the same chance of a place, so a uniform draw from the pool is as fair as one from all devices.
+is free, a client is turned away: it claims again after a random pause. Pauses are so long that
+clients return a little faster than places become free. While clients are turned away, each client
+with a place gives it up after one long poll or one assignment. Because pauses are random, every
+device has the same chance of a place.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Waiting:
 class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
-    A *member* is a client in the pool. It gets a place in each run that it may work for, if one is
-    free. With a place it can be drawn for the run's rounds. When it starts to work for a run, it
+    A *member* is a client in the pool. In each run that it may work for, it gets a place if a place
+    is free. With a place it can be drawn for the run's rounds. When it starts to work for a run, it
     loses its places in the other runs.
     """
 
@@ -67,7 +67,7 @@ class ClientPool:
         # Client that was turned away -> time at which it is expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Client that has just worked -> time until which half of the places may be closed to it.
+        # Client that has just worked -> time until which it lets other clients go first (`enter`).
         self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}
@@ -98,9 +98,8 @@ class ClientPool:
     def add_run(self, run_id: str, capacity: int, *, again: bool = False) -> None:
         """Add a run with `capacity` places for waiting clients.
 
-        In a new run a member gets its place at its next claim, which shows that it is connected. If
-        the run continues (`again`), the members get places at once, so that the run's draws do not
-        depend on the order in which members claim.
+        In a new run a member gets a place when it claims. If the run continues (`again`), members
+        get places at once, so that draws do not depend on the order of the claims.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -173,7 +172,7 @@ class ClientPool:
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._after_work.pop(client, None) is not None
-            # After work, half of the places are closed to a client while others are turned away.
+            # After work, a client leaves half of the places free while others are turned away.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):

@@ -194,11 +194,11 @@ class Dispatcher:
             raise
 
     async def keep_waiting(self, clients: Mapping[int, int]) -> None:
-        """Let clients wait for work of any run without a long poll, until cancelled.
+        """Let clients wait for work of any run without long polls, until this call is cancelled.
 
-        This is for a process that runs many clients. The service's listeners report which of them
-        are drawn. The pool's capacity does not limit their number. `clients` maps the enrolment
-        index of each client to its number of examples.
+        A process that runs many clients learns from the service's listeners which clients are
+        drawn. The number of clients is not limited. `clients` maps the enrolment index of each
+        client to its number of examples.
         """
         waiting = dict(clients)
         while True:

@@ -51,7 +51,8 @@ class OpenWork:
     ) -> ServedRun | None:
         """Return the run that counts a message's traffic; None if the run is not known.
 
-        It is the run of `work` (a client and its assignment's id) or `run_id`, else the only run.
+        `work` (a client and its assignment's id) or `run_id` names the run. Without a name, it is
+        the server's only run.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:

@@ -94,7 +94,7 @@ def _handler_of(route: Route) -> Handler:
         try:
             return await run_to_end(route.handler(context), owner=context.service.store)
         finally:
-            context.bind()  # Again: the handler ran in another task, whose log context is a copy.
+            context.bind()  # The handler ran in another task, with another log context.
 
     return handle
 

@@ -32,9 +32,9 @@ SMALL_BODY_BYTES = 64 * 1024
 """Maximal size of a small message."""
 
 Access = Literal["public", "enrolment", "device", "member", "viewer", "operator", "admin"]
-"""What a route requires. ``public``: nothing; ``enrolment``: an enrolment token; ``device``: a
-device's credential; ``member``: a device's credential or any user's token; the others: a user's
-token with at least this role."""
+"""What a route requires: ``public`` nothing, ``enrolment`` an enrolment token, ``device`` a
+device's credential, ``member`` a device's credential or any user's token. The other values are
+roles: a user's token with at least this role."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"},
@@ -130,7 +130,7 @@ class RouteTable:
     ) -> Callable[[Handler], Handler]:
         """Return the decorator of a handler; the arguments are the fields of `Route`.
 
-        `answers` may also be the type or types of the body for status 200; None is an empty body.
+        `answers` may also be only the type (or types) of the body for status 200; None is no body.
         """
         if not isinstance(answers, Mapping):
             answers = {200: answers}
@@ -249,10 +249,10 @@ _FIXED = {"const", "enum"}
 def _adapt(schema: object, components: dict[str, Any]) -> None:
     """Change a schema in place to a form that generators of clients support.
 
-    Numbers get a width, because generators otherwise use 32 bits or arbitrary precision. A tuple
-    becomes a list, because few generators support ``prefixItems``; the type of its last element
-    must include the types of the others. A value that may be null gets two types instead of two
-    schemas. In the members of a union the discriminator becomes a required property.
+    - A number gets a width; without it, generators choose 32 bits or arbitrary precision.
+    - A tuple becomes a list of the type of its last element, which must include the other types.
+    - A value that may be null gets two types instead of two schemas.
+    - In the members of a union, the discriminator becomes a required property.
     """
     if isinstance(schema, list | dict):
         for part in schema if isinstance(schema, list) else schema.values():

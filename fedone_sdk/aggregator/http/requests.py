@@ -365,7 +365,7 @@ def bearer_token(request: web.Request) -> str | None:
 
 async def _read_body(request: web.Request, max_bytes: int) -> bytes:
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        # The size after decompression is not known in advance.
+        # A small compressed body may become very large.
         raise ProblemError("unsupported_encoding", "send the body without Content-Encoding")
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)

@@ -326,7 +326,7 @@ class ModelChecks:
     async def recheck(self, run: ServedRun) -> None:
         """Check the model of a run if it was unavailable when the run was loaded.
 
-        Otherwise update the upper bound on the cost of a query, which later leases reserve.
+        Otherwise update the upper bound on the cost of a query.
 
         Raises:
             ProblemError: The model is still unavailable.

@@ -61,10 +61,10 @@ class _Work:
 class ModelGateway:
     """Scores prompts for clients: reserves the cost before each call, and charges it afterwards.
 
-    Before it renders texts, the gateway checks that the lease (the amount that is reserved for the
-    assignment) covers the queries. A repeated request is answered from memory, even if the model
-    refused it, and its queries count once. After a restart or a temporary failure, a repeated
-    request is sent to the backend again, within the same lease.
+    The gateway first checks that the lease (the amount that is reserved for the assignment) covers
+    the queries. The queries of a repeated request count once. A repeated request gets the same
+    answer or refusal from memory. After a restart or a temporary failure, it is sent to the backend
+    again, within the same lease.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -80,7 +80,7 @@ class ModelGateway:
             raise errors.ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
         work = self._open.setdefault(assignment_id, _Work(run))
         call = work.calls.get(body_sha256)
-        # No await comes before the new task, so that a request that is sent twice is one call.
+        # No await before the new task: two equal requests at the same time must be one call.
         if call is None or _failed(call):
             call = work.calls[body_sha256] = asyncio.create_task(
                 self._query_model(work, seat, message, body_sha256), name=f"gateway {assignment_id}"
@@ -117,8 +117,8 @@ class ModelGateway:
 
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
-        # A failed call is dropped: a retry needs a new one, and the traceback of the old one would
-        # keep texts in memory. `_failed` reads the exception, so that asyncio does not log it.
+        # A failed call is dropped, because its traceback would keep texts in memory. `_failed`
+        # reads the exception, so that asyncio does not log it.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 

@@ -14,7 +14,7 @@ from fedone_sdk.messages import MAX_LOSS, Tensor
 from fedone_sdk.messages.tensor import from_wire
 
 _ROUNDING = 1e-5
-"""Tolerance for float32 rounding and for sums in another order; relative for losses above 1."""
+"""Tolerance for rounding errors; relative for losses above 1."""
 
 _MAX_STDS = 3.0
 """Probabilities with noise are clipped at this many standard deviations below 0 and above 1."""
@@ -38,10 +38,9 @@ class ByClass(NamedTuple):
     def check(self, losses: Sequence[float], *, groups: int, private: bool) -> None:
         """Check the shape, and that a model's log-probabilities can give these numbers.
 
-        Let p_c be the mean probability of label c and t_c its share of the true labels. By Jensen's
-        inequality the trace is at most 1 - sum_c p_c^2, and e^-loss is at most the mean probability
-        of the true label. That mean is at most sum_c min(p_c, t_c). Noise can break these bounds;
-        traces must then be 1 (unknown).
+        Let p_c be the mean probability of label c, and t_c its share of the true labels. The trace
+        must be at most 1 - sum_c p_c^2, and e^-loss at most sum_c min(p_c, t_c). Numbers with noise
+        can exceed these bounds, so they are not checked; their trace must be 1 (unknown).
 
         Args:
             losses: The mean loss of each prompt in the same update; `means` must agree with it.
@@ -98,9 +97,9 @@ class ByClass(NamedTuple):
     ) -> ClassLosses:
         """Return the losses as the input of the method's `tell`.
 
-        With noise, a mini-batch counts as one example, because its mean probabilities are about as
-        uncertain as those of one example without noise. Clipping of probabilities with noise limits
-        the effect of one update on the label biases.
+        With noise, a mini-batch counts as one example: its mean probabilities are about as
+        uncertain as the probabilities of one example. They are clipped, to limit the effect of one
+        update on the label biases.
 
         Args:
             biases: Label bias of each prompt.

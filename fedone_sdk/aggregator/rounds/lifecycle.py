@@ -170,8 +170,8 @@ def pause(
 ) -> Result[None]:
     """Pause a run until an operator resumes it; open work is kept.
 
-    Operators get `reason`. Viewers get `summary`, which does not contain text of the provider; if
-    `summary` is None, viewers get `reason`, too.
+    Operators get `reason`. Viewers get `summary`, which has no text of the provider. If `summary`
+    is None, viewers get `reason`.
     """
     summary = summary or reason
     if state.paused:  # The new reason is appended.
@@ -413,9 +413,8 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # After one local step, the defence judges the step's losses. Their prompts are not stored, but
-    # drawn again. After several steps, it judges the change of alpha, unless the method has a
-    # memory, whose changes alpha does not show. Then it judges the losses of the first step.
+    # If there was one local step, or the method has a memory, the defence judges the losses of the
+    # first step. Otherwise it judges the change of alpha.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)

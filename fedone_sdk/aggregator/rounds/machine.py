@@ -36,7 +36,7 @@ MAX_SNAPSHOTS = 100
 """Maximal number of rounds to which a run can be rolled back, in addition to its start."""
 
 ONE_QUERY = Usage(queries=1)
-"""Upper bound on the cost of a query if only the number of queries is known."""
+"""Default upper bound on the cost of a query, without requests, tokens and dollars."""
 
 _STRIDE = 1 << 32
 """Number that `seed_of` adds to a draw's index for each rollback. It is larger than any index."""
@@ -64,8 +64,8 @@ class RoundMachine:
 
     Args:
         vocab_size: Number of candidates, N, including the ones that may be added during the run.
-        layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
-            candidates.
+        blank: Index of the empty candidate that all positions share; None without one.
+        layout: The slots (`Vocabulary.layout`); empty if all positions have the same candidates.
         start: The known prompt to start from, as indices of candidates (`PromptSpec.warm_start`).
         planned: Number of queries over which the method spreads its search; by default from `spec`.
         worst_query: Upper bound on the cost of one query.
@@ -196,7 +196,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Only slots get new candidates; their blanks are in `layout`, not in `blank`.
+                # Candidates are added only to slots, whose empty candidates are in `layout`.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -275,8 +275,8 @@ class RoundMachine:
     def with_current_plan(self, state: RunState) -> RunState:
         """Return the state with the number of planned queries that its current caps allow.
 
-        The number influences which prompts are drawn, so it does not change in a round in which
-        work was assigned. If it grows, a successive halving in progress is cancelled.
+        The number affects which prompts are drawn, so it stays the same once work of the round is
+        assigned. If it grows, a search that has begun its last phase makes new prompts again.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
@@ -340,7 +340,7 @@ class RoundMachine:
     def affordable_work(
         self, state: RunState, local: State | None = None
     ) -> tuple[int, int] | None:
-        """Return how many prompts and local steps of an assignment the caps pay for, or None.
+        """Return how many prompts and local steps the caps allow for an assignment, or None.
 
         `local` is the client's state of the method; None if it equals the run's.
         """
@@ -476,7 +476,7 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
-    """Return a run's defence. If it is off: bounds for the steps of SGD; None for other methods."""
+    """Return a run's defence. If the spec has none, only steps of SGD are bounded."""
     wanted = spec.defence
     if wanted.checks_updates:
         return Defence(

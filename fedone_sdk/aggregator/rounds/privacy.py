@@ -1,8 +1,8 @@
 """Privacy accounting: epsilon as a function of the number of results that a device has released.
 
 A release is a result with noise. k releases of the same data with noise multiplier s are as private
-as one with multiplier s / sqrt(k). The random choice of mini-batches does not improve privacy here,
-because the server knows its seeds.
+as one release with noise multiplier s / sqrt(k). The random choice of mini-batches adds no privacy,
+because the server knows the seeds.
 """
 
 from __future__ import annotations

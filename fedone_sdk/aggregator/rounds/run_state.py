@@ -24,8 +24,8 @@ D = TypeVar("D")
 _NOTHING: Any = None
 
 MAX_UNFIT = 1000
-"""Maximal number of unfit clients (they have declined the run) in a state, and of clients with
-strikes. It limits the size of each commit."""
+"""A state has at most this many unfit clients (`Decline.unfit`), and at most this many clients with
+strikes. This limits the size of a commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +107,11 @@ class Strikes(NamedTuple):
     """Strikes of a client for lost seats; after too many, it gets no work for a while.
 
     Attributes:
-        recent: Strikes since the run's last update. A lost seat gives 1, plus 1 per renewal, up to
-            `RoundMachine.MAX_STRIKES`. Of several lost seats only the one with the most strikes
-            counts, because they may have one cause, such as an unavailable model.
-        proven: Earlier strikes, minus the client's updates. An update of another client makes
-            recent strikes proven, because it shows that the model is available.
+        recent: Strikes since the run's last update. A lost seat gives 1, and 1 per renewal, up to
+            `RoundMachine.MAX_STRIKES`. If the client loses several seats, only the seat with the
+            most strikes counts, because all seats may be lost for the same reason.
+        proven: Earlier strikes, minus the client's updates. Recent strikes become proven at an
+            update of another client, which shows that the model is available.
         until: When the client may get a seat again, in seconds since the epoch.
     """
 
@@ -124,8 +124,8 @@ class Lineage(NamedTuple):
     """The origin of a candidate that was added during the run.
 
     Attributes:
-        client: Enrolment index of the client that wrote it and must not score it; None if the
-            server merged other candidates into it.
+        client: Enrolment index of the client that wrote the candidate, and must not score it; None
+            if the server merged other candidates.
         parents: Indices of the candidates that were improved or merged.
     """
 
@@ -286,7 +286,7 @@ class Closed:
     """An assignment that has ended. It is stored to answer late and repeated updates.
 
     Attributes:
-        said: The client's or the operator's own text of the reason.
+        said: The reason in the words of the client or of the operator.
         receipt: Confirmation of the accepted update; None if there was no accepted update.
     """
 
@@ -342,7 +342,7 @@ class Result(Generic[T]):
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
-    """Return clients with a new seat; if budget became free, also all with an offered seat."""
+    """Return clients with a new seat. If budget became free, add clients with an offered seat."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
     known = {(s.number, s.client, s.step) for s in before.seats if s.phase != "done"}

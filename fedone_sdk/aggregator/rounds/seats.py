@@ -311,9 +311,8 @@ def vacate(
 ) -> Result[None]:
     """Take a seat from its client and charge the seat's lease.
 
-    `reported` is the usage that the client reports, `said` is its reason. An unfit client gets no
-    more seats in the run. It declines before it queries a model, so the run does not count its seat
-    as lost.
+    `reported` is the usage that the client reports, `said` is the client's reason. If the client is
+    unfit for the run, it gets no more seats, and the seat does not count as lost.
     """
     was_working, renewals = seat.phase == "working" and not unfit, seat.renewals
     seat, result = release(machine, state, seat, reason, reported, said=said)
@@ -352,7 +351,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """After an update, reduce the strikes of `client`; those of other clients become proven."""
+    """After an update of `client`, remove strikes of `client`; other strikes become proven."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

@@ -54,15 +54,15 @@ def lease_cost(
 ) -> Usage:
     """Return what a seat's lease costs when it ends; `answered` says that it ends by an update.
 
-    The server measures gateway calls, and pending calls cost their upper bound. A client with its
-    own model reports its usage (`reported`) in updates and declines:
+    If the client uses the gateway, its gateway calls are charged, and pending calls cost their
+    upper bound. If the client has its own model, it reports its usage (`reported`):
 
-    - An update costs the whole lease, or the reported usage if the run trusts reports. A query to
-      score a new candidate is charged only if the client reports it or sends a candidate.
-    - A decline costs the reported usage. A client gains nothing by a low report here, because it
-      sends no losses.
-    - Without a report, the whole lease is charged, because the client may have queried its model.
-      But if the run has a gateway, only gateway calls are charged: the server pays for no others.
+    - An update costs the whole lease, or the reported usage if the run trusts reports.
+    - A decline costs the reported usage.
+    - Without a report, the gateway calls are charged if the run has a gateway, else the lease.
+
+    If `seat.reflects`, the lease includes one query to score a new candidate. This query is charged
+    only if the client reports it or sends a candidate.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -75,7 +75,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease.at_least(metered)
-    # Only a trusted report, in a run without a gateway, may exceed the lease (but not in queries).
+    # The lease limits all units; or only the queries of a trusted report if there is no gateway.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -94,8 +94,7 @@ def reserve_call(
     """Reserve the upper bound on the cost of a gateway call.
 
     `call` identifies the request; the queries of a repeated request are not counted again.
-    `reservation_id` starts with the replica's id. `worst` is added to the amount that is reserved
-    under this id, if there is one.
+    `reservation_id` starts with the replica's id. If it is in use, its amount grows by `worst`.
     """
     seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
@@ -136,7 +135,7 @@ def new_queries(
     """
     seat = find_seat(state, assignment_id)
     if not state.running:
-        # Not why: the reason may have a provider's message that quotes another device's text.
+        # The reason is left out: it may have a provider's message that quotes another device.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries

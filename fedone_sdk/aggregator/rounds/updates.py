@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept or refuse an update; `unfit` says that the text it proposes cannot be a candidate."""
+    """Accept or refuse an update; `unfit` says that its proposed text cannot be a candidate."""
     seat = find_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -140,7 +140,7 @@ def _check_update(
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # Bounded, because it is the weight of the losses.
+        if update.scored.scored > batch_size:  # Otherwise the losses would get too much weight.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )

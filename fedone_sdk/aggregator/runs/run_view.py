@@ -264,7 +264,7 @@ class RunView:
         return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     def text_prompt(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
-        """Return a prompt's texts; `proposed` replaces the text of the slot that is improved."""
+        """Return a prompt's texts; `proposed` replaces the text of the proposer's slot."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
@@ -363,7 +363,7 @@ class RunView:
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
         """Return the shortest prompt that may be as good as the tuned one, and its label bias.
 
-        Returns None if prompt tokens have no price, or if it would be the tuned or an empty prompt.
+        Returns None if prompt tokens have no price, or if it is the tuned prompt or "no prompt".
         """
         method = self.machine.method
         if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):

@@ -252,7 +252,7 @@ class ServedRun(RunView):
         return replace(result, refusal=refusal)
 
     async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a handler, with those that come from the store and the pool.
+        """Return the arguments of a handler, completed with data of the store and the pool.
 
         For `charge_lost_replicas`, `alive` also gets the replicas that have started meanwhile.
         Otherwise their model calls would be charged as lost.
@@ -323,7 +323,7 @@ class ServedRun(RunView):
             await self.apply(fill, **self._pool_data())
 
     async def record_metric(self, round_number: int, value: float) -> None:
-        """Record the dev metric of the prompt that was the result after a round."""
+        """Record the metric of the prompt after a round, measured on the dev rows."""
         await self.apply(_append, kind="metric", record={"round": round_number, "value": value})
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
@@ -354,7 +354,7 @@ class ServedRun(RunView):
         ]
         log = [stores.LogEntry(kind="lost", body=work.model_dump_json()) for work in lost]
         every = self.base.snapshot_every
-        # Memories are stored under the next round with a snapshot, so a rollback to it keeps them.
+        # Stored with the round of the next snapshot, so that a rollback to it keeps the memories.
         kept_at = -(-state.round // every) * every
         memories = [
             stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))

@@ -47,7 +47,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         self._mask: int = mask
         self._vocab_size: int = model.hf_config.vocab_size
         self._max_length: int = model.max_model_len
-        # Passes the labels to `merge_pooling_params`, which runs in the context of `pre_process`.
+        # `pre_process` sets the labels for `merge_pooling_params`, which runs in the same context.
         self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
 
     def parse_data(self, data: object) -> MaskRequest:

@@ -1,8 +1,8 @@
 """A PostgreSQL database, which several replicas of an aggregator may share.
 
 A commit is one statement: one round trip and one transaction. Each commit has a random name. A
-run's row has the names of its last commits. If the connection breaks during a commit, they show
-whether the commit was stored.
+run's row has the names of its last commits. If the connection breaks during a commit, these names
+show whether the commit was stored.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ WITH moved AS (
 SELECT version FROM moved
 """)
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
-# PostgreSQL commits transactions with NOTIFY one at a time, and flushes each to disk. This setting
-# omits the flush: the flush of any later commit includes the transaction.
+# PostgreSQL commits transactions with NOTIFY one at a time. This setting makes them fast: they are
+# flushed to disk together with the next commit.
 _ASYNC_COMMIT = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
@@ -114,7 +114,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         super().__init__(url, serving=serving)
         self._server, self.where = _server_of(url)
         self._permits = asyncio.Semaphore(_NUM_CONNECTIONS)
-        # Sent with each signal: PostgreSQL delivers a signal to its sender too, which ignores it.
+        # Marks this process's signals, because PostgreSQL delivers them to their sender too.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
@@ -308,7 +308,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
     async def _send_signals(self) -> None:
         """Send the queued signals of commits.
 
-        They are not in the commits' transactions, because PostgreSQL would run these commits one
+        They are sent after the commits, because PostgreSQL commits transactions with NOTIFY one
         after another.
         """
         try:

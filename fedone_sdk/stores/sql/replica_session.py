@@ -46,12 +46,11 @@ _log = structlog.get_logger(__name__)
 class Session:
     """The connection of this replica.
 
-    After a lost connection, `replica` is a new id, because other replicas may already have treated
-    the old id as a replica that has ended.
+    After a lost connection, `replica` is a new id, because for other replicas the old id has ended.
     """
 
     def __init__(self, sender: str) -> None:
-        """Initialise without connecting; received signals that `sender` marks are ignored."""
+        """Initialise without connecting; signals of `sender`, this process, are ignored."""
         self._sender = sender
         self.replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None
@@ -94,7 +93,7 @@ class Session:
                         timeout=_HEARTBEAT_TIMEOUT_S,
                     )
                 except Exception:
-                    # The heartbeat detects a broken connection.
+                    # `_watch` then replaces the connection.
                     self._lost.set()
             return self._is_leader
 

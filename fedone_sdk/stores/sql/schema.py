@@ -2,8 +2,8 @@
 
 An empty database gets the tables and the newest version; `migrations` upgrade an older database.
 
-Large columns that most commits do not change are in ``run_data`` and not in ``runs``, because
-databases write whole rows.
+A commit writes a whole row of ``runs``. Large columns that most commits do not change are therefore
+in ``run_data``.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
     """A store in a SQLite file.
 
     Each transaction runs in a thread. All writes use one connection. Queued writes share one
-    transaction and its flush to disk, each with its own savepoint. Reads use separate connections
-    and never wait for a writer.
+    transaction, which is flushed to disk once; each write has its own savepoint. Reads use separate
+    connections and never wait for a writer.
     """
 
     def __init__(self, url: URL, *, serving: bool = True) -> None:
@@ -167,8 +167,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             try:
                 result: T = await write.done
             except asyncio.CancelledError:
-                # A queued write is removed; otherwise retries of cancelled callers would fill the
-                # queue. A write that has started is completed.
+                # A write that is still queued is removed; a write that has started is completed.
                 if write in self._waiting:
                     self._waiting.remove(write)
                 elif self._writing is not None:
@@ -231,7 +230,7 @@ def _read_schema(path: Path) -> str | None:
         raise OSError("it cannot be read and written")
     if not path.exists():
         return None
-    # Without a WAL file there is no writer, and `immutable` avoids creating files.
+    # `immutable` creates no files. It is safe without a writer, which would have a WAL file.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     uri = f"{path.absolute().as_uri()}?{how}"
     engine = create_engine(
@@ -297,7 +296,7 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """If the file is missing, create it for its owner only; without `create`, raise an error."""
+    """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not os.path.exists(path):
@@ -312,8 +311,8 @@ def _check_free(path: str) -> None:
 def _lock(path: str) -> int:
     """Lock a file next to a database; return its descriptor, whose closing releases the lock.
 
-    A lock on the database itself would conflict with SQLite: when a process closes any descriptor
-    of a file, it loses all its locks on the file.
+    The database itself is not locked: when a process closes any descriptor of a file, it loses all
+    its locks on the file, and so SQLite's locks.
     """
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")
@@ -349,7 +348,6 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # After a plain BEGIN, a transaction that begins with a read fails at its first write if
-        # another process has written in between.
+        # After a plain BEGIN, a write fails if another process wrote since the first read.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,7 +1,7 @@
 """The SQL of the store's methods for both databases; each function runs in an open transaction.
 
-Changes of tokens and clients first lock the row of ``num_clients``, which serialises them across
-replicas. Therefore the clients' index numbers have no gaps, and a token's uses are counted exactly.
+Changes of tokens and clients first lock the row of ``num_clients``, so that replicas make them one
+after another. Clients' index numbers then have no gaps, and a token's uses are counted exactly.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def add_run(connection: sa.Connection, again: bool, record: base.RunRecord) -> N
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(sa.insert(table), row)
-    # Checked after the insert, because the insert waits for a concurrent deletion.
+    # Checked last: the insert has waited for a concurrent deletion of the run.
     if deleted(connection, record.run_id) is not None:
         raise base.RunDeleted(f"run {record.run_id!r} was deleted")
 

@@ -109,8 +109,8 @@ class SqlStore(Store):
             url: A SQLite file, ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
             password: Replaces the password in the URL.
             serving: Whether this process serves runs. If so, it locks a SQLite file, or registers
-                as a replica on PostgreSQL. Tools pass False: they can use the store of a running
-                server, and neither create nor upgrade a file.
+                as a replica on PostgreSQL. With False, a tool can use the store of a running
+                server; it does not create or upgrade a file.
 
         Raises:
             SpecError: The URL is malformed or names no supported database.
