@@ -136,13 +136,14 @@ def test_a_prompt_moves(retune: Fedone, fedone: Fedone, folder: Path) -> None:
 
 
 def test_the_same_command_sends_nothing_more(retune: Fedone, folder: Path) -> None:
-    command = [*DATA, "--cap", 20, "--json", "r.json", "-o", "new.json"]
+    command = [*DATA, "--cap", 12, "--json", "r.json", "-o", "new.json"]
     assert retune(*command).code == 0
     first = document()
-    assert first["run"]["spent"]["queries"] <= 20
+    assert first["run"]["spent"]["queries"] <= 12
     code, _, err = retune(*command)
     assert code == 0
     assert "the run had ended before" in err
+    assert "with --cap N\n" in err
     again = document()
     assert again["prompts"] == first["prompts"]
     assert again["run"]["spent"] == first["run"]["spent"]
@@ -172,7 +173,7 @@ def test_a_plan_sends_and_writes_nothing(retune: Fedone, folder: Path) -> None:
         (["--run", "no.yaml"], "no.yaml: cannot be read"),
         (
             ["--run", "run.yaml", "--cap", 3],
-            "new.yaml: budget: may be too low for one round and all measurements",
+            "run.yaml with new.yaml: budget: may be too low for one round and all measurements",
         ),
     ],
 )
@@ -189,8 +190,8 @@ def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], 
         (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the labels of the old"),
         (
             ("{queries: 16}", "{queries: 16, requests: 40}"),
-            "new.yaml: budget: may be too low for one round and all measurements; the smallest "
-            "sufficient cap is 4 queries, 64 requests",
+            "run.yaml with new.yaml: budget: may be too low for one round and all measurements; "
+            "the smallest sufficient cap is 4 queries, 64 requests",
         ),
         (
             ('great"}}', 'great"}, metric: f1}'),
@@ -252,8 +253,7 @@ def test_a_masked_models_prompt_on_a_causal_one(
     backend = f"kind: llama_cpp\nmodel: {smollm2}\nmax_input_tokens: 512\nthreads: 1\n"
     Path("new.yaml").write_text(backend)
     line = the_line(retune("--run", "run.yaml"))  # It has no masks to fill.
-    assert line.startswith("new.yaml: ")
-    assert "{mask}" in line
+    assert line.startswith("run.yaml with new.yaml: the template has {mask}")
     chat = 'chat: {user: "{text}", assistant: "{prompt} It was"}'
     Path("run.yaml").write_text(
         RUN.replace('template: "{prompt} {text} It was {mask}."', chat)
