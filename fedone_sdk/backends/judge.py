@@ -189,12 +189,14 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
             f"task.score: is required for loss score; set {', '.join(SCORES)}, or "
             "package.module:function"
         )
+    if score := built_in_score(task):
+        return score
     if not isinstance(task.score, str):
         ((name, options),) = task.score.items()
         if name == "judge":
             return judge_of(options, task, base_dir)
-        return built_in_score(name, task.label_field, options)
-    if task.score in SCORES:
-        return built_in_score(task.score, task.label_field, {})
-    function: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
+        raise SpecError(f"task.score: {name!r} is not one of {', '.join(SCORES)}, judge")
+    function: ScoreFunction = load_object(
+        "task.score", task.score, base_dir, group="fedone.scores", known=SCORES
+    )
     return function

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedone_sdk.errors import DataError
+from fedone_sdk.scores import built_in_score
 from fedone_sdk.task import Example, TaskSpec, label_index, label_key
 
 
@@ -38,12 +39,19 @@ def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Pa
     A label is compared as text, so that a CSV's ``"1"`` is the label 1.
 
     Raises:
-        DataError: A text field is missing or not text, or a label is unknown. The message names the
-            source, the row (from 1), the field and the allowed values.
+        DataError: A text field is missing or not text, a label is unknown, or the built-in score of
+            the task cannot use the expected value. The message names the source, the row (from 1),
+            the field and the allowed values.
     """
+    score = built_in_score(task)
     for number, example in enumerate(examples, 1):
         if problem := row_problem(task, example):
             raise DataError(f"{source}: row {number}: {problem}")
+        try:
+            if score is not None:
+                score("", example)
+        except ValueError as exc:
+            raise DataError(f"{source}: row {number}: {exc}") from exc
 
 
 def row_problem(task: TaskSpec, row: Example, max_chars: int | None = None) -> RowProblem | None:

@@ -14,7 +14,7 @@ from fedone_sdk.backends import Answer, Query, score_all
 from fedone_sdk.backends.judge import Judge, judge_of
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.evaluation.verdict import preference
-from fedone_sdk.local import Federation, load_score, simulate
+from fedone_sdk.local import Federation, load_score, plan_run, simulate
 from fedone_sdk.scores import graded
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, Rendered, Score
@@ -95,6 +95,14 @@ async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None
     assert all("Is it good?" in asked and "wanted" in asked for asked in ASKED)
     assert not any("secret" in asked for asked in ASKED)
     assert len(set(ASKED)) == len(ASKED)  # Equal questions are asked once.
+
+
+async def test_a_plan_with_a_judge_needs_no_expected_text() -> None:
+    rows = ({"text": "a", "label": ["x"]}, {"text": "a", "label": {"y": 1}}, {"text": "b"})
+    federation = replace(federation_of(spec_of()), shards=(rows,), dev=rows)
+    plan = await plan_run(federation, backend=ScriptedBackend(write=echo))
+    assert plan.judge is not None
+    assert plan.judge.requests > 0
 
 
 async def test_a_cap_stops_the_judge() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from fedone_sdk import scores
 from fedone_sdk.backends import query_for
-from fedone_sdk.errors import BackendUnavailable, SpecError
+from fedone_sdk.data import check_examples
+from fedone_sdk.errors import BackendUnavailable, DataError, SpecError
 from fedone_sdk.local import load_score
 from fedone_sdk.losses import example_loss, feedback
 from fedone_sdk.metrics import METRICS, accuracy, evaluate, f1, matthews
@@ -41,8 +43,8 @@ WRITTEN = [str(number % 5) for number in range(10)]
     [
         sees_a_number,
         lambda generated, example: sees_a_number(generated, example),
-        lambda generated, example: Score(float(generated == example["answer"]), "look again"),
-        lambda generated, example: generated == example["answer"],
+        lambda text, row: Score((text == row["answer"]) * (1 + 1e-7), "look again"),
+        lambda generated, example: generated == dict.pop(example, "answer"),  # type: ignore[arg-type]
     ],
 )
 async def test_a_score_may_be_a_number_or_have_a_reason_now_or_later(score: ScoreFunction) -> None:
@@ -60,7 +62,7 @@ async def test_a_synchronous_score_leaves_the_event_loop_free() -> None:
     turned = threading.Event()
 
     def score(generated: str, example: Example) -> float:
-        return float(turned.wait(20))
+        return float(turned.wait(20) and threading.current_thread().daemon)
 
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(turned.set))
     (found,) = await graded(task_of(), ["a"], ROWS[:1], score)
@@ -80,6 +82,8 @@ async def _never(generated: str, example: Example) -> float:
         (lambda _, example: example["missing"], "failed with KeyError: 'missing'"),
         (lambda *_: Score(1.01), r"returned 1.01; it must be in \[0, 1\]"),
         (lambda *_: math.nan, r"returned nan; it must be in \[0, 1\]"),
+        (lambda *_: next(iter(())), r"failed with RuntimeError: StopIteration\(\)"),
+        (lambda *_: sys.exit("x"), r"failed with RuntimeError: SystemExit\('x'\)"),
         (_never, "failed with TimeoutError: no result in 1 s"),
         (None, "loss score needs a score function"),
     ],
@@ -107,7 +111,7 @@ async def test_a_row_without_a_score_fails_alone_and_many_fail_together(
 
 async def test_a_scoring_model_that_is_down_is_no_fault_of_a_row() -> None:
     async def score(generated: str, example: Example) -> float:
-        if example is ROWS[0]:
+        if example == ROWS[0]:
             raise BackendUnavailable("down")
         await asyncio.sleep(0.01)
         return completed.append(example) or 0.0
@@ -139,7 +143,8 @@ NULLABLE = {
 
 
 def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
-    found = built_in_score(name, "answer", options)(generated, {"answer": answer})
+    score = built_in_score(task_of({name: options}))
+    found = score and score(generated, {"answer": answer})
     assert isinstance(found, (float, Score))
     return found if isinstance(found, Score) else Score(found)
 
@@ -149,6 +154,7 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
     [
         ("exact_match", " The  LAMP\n", ["a lamp", "the lamp"], {}, 1.0),
         ("exact_match", "the lamp.", "the lamp", {}, 0.0),
+        ("token_f1", "cafe\u0301", "caf\u00e9", {}, 1.0),
         ("contains", "A wet lamp", ["LAMP", "rain"], {}, 0.5),
         ("number", "3 + 4 makes 1,234.50", 1234.5, {}, 1.0),
         ("number", "so it is -2", "#### 2", {}, 0.0),
@@ -160,6 +166,7 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
         ("json_fields", 'so {"a": 1, "c": 9}', '{"a": 1, "b": 2}', {}, 0.5),
         ("json_fields", '{"a": 1}', {"a": 1, "b": 2}, {"fields": ["a"]}, 1.0),
         ("json_fields", '{"a": 1', {"a": 1}, {}, 0.0),
+        ("json_fields", '{"a": 1, "b": true}', {"a": True, "b": True}, {}, 0.5),
         ("json_fields", '{"a": "x", "n": [1]}', {"a": "X"}, {"schema": SCHEMA}, 1.0),
         ("json_fields", '{"a": "y"}', {"a": "y"}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"n": [1]}', {"n": [1]}, {"schema": SCHEMA}, 0.0),
@@ -219,11 +226,25 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; the known"),
         ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
+        (
+            "bleu",
+            "'bleu' must be package.module:object or one of exact_match, contains, number",
+        ),
     ],
 )
 def test_a_wrong_option_is_told_before_any_query(score: object, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_score(task_of(score))
+
+
+@pytest.mark.parametrize(
+    ("score", "answer"),
+    [("exact_match", None), ("contains", []), ("rouge_l", {}), ("number", ""), ("json_fields", 1)],
+)
+def test_an_expected_value_without_use_is_told_before_any_query(score: str, answer: Any) -> None:
+    rows = [{"text": "", "answer": value} for value in ('{"a": 7}', answer)]
+    with pytest.raises(DataError, match=r"x\.jsonl: row 2: column 'answer' "):
+        check_examples(task_of(score), rows, "x.jsonl")
 
 
 def test_a_run_names_a_ready_score_and_its_column() -> None:
