@@ -155,6 +155,14 @@ def _references(example: Example, column: str) -> list[str]:
     return [str(text) for text in texts]
 
 
+_REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
+
+
+def answer_in(text: str) -> str:
+    """Return a generated text without the reasoning at its beginning."""
+    return _REASONING.sub("", text)
+
+
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFC", text).casefold()
 
@@ -171,7 +179,7 @@ def exact_match(column: str) -> ScoreFunction:
     """Score 1 if the answer equals an expected text, apart from case and white space."""
 
     def score(generated: str, example: Example) -> float:
-        return float(_plain(generated) in map(_plain, _references(example, column)))
+        return float(_plain(answer_in(generated)) in map(_plain, _references(example, column)))
 
     return score
 
@@ -180,7 +188,7 @@ def contains(column: str) -> ScoreFunction:
     """Score the share of the expected texts that the answer contains; ignores case."""
 
     def score(generated: str, example: Example) -> Score:
-        expected, text = _references(example, column), _plain(generated)
+        expected, text = _references(example, column), _plain(answer_in(generated))
         missing = [part for part in expected if _plain(part) not in text]
         feedback = f"does not contain {', '.join(map(repr, missing))}" if missing else ""
         return Score(1 - len(missing) / len(expected), feedback)
@@ -205,7 +213,7 @@ def number(column: str, tolerance: Annotated[float, Field(ge=0)] = 0.0) -> Score
         expected = [number for number in numbers if number is not None]
         if not expected:
             raise ValueError(f"column {column!r} has no number")
-        answer = _last_number(generated)
+        answer = _last_number(answer_in(generated))
         if answer is None:
             return Score(0.0, "the answer has no number")
         is_close = any(math.isclose(answer, x, rel_tol=1e-9, abs_tol=tolerance) for x in expected)
@@ -247,7 +255,7 @@ def rouge_l(column: str) -> ScoreFunction:
 
 def _best(column: str, measure: Callable[[str, str], float]) -> ScoreFunction:
     return lambda generated, example: max(
-        measure(generated, expected) for expected in _references(example, column)
+        measure(answer_in(generated), expected) for expected in _references(example, column)
     )
 
 
@@ -353,7 +361,7 @@ def _type_of(name: str, schema: Mapping[str, Any]) -> Any:
 
 def object_in(text: str) -> Mapping[str, Any] | None:
     """Return a text's first JSON object, which may be in a code fence or between sentences."""
-    decoder = json.JSONDecoder(strict=False)
+    text, decoder = answer_in(text), json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text[:20_000]):
         try:
             value: Mapping[str, Any] = decoder.raw_decode(text, brace.start())[0]

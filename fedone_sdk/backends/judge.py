@@ -78,11 +78,12 @@ class Judge:
     async def __call__(self, generated: str, example: Example) -> Score:
         """Return the model's grade, from 0 to 1, and its reason, or raise `ValueError`."""
         (answer,) = await self._answers(self.query(generated, example))
-        points = answer.get("score")
-        if isinstance(points, bool) or not isinstance(points, (int, float)):
-            raise ValueError("the judge's answer has no score")
+        try:
+            points = float(str(answer.get("score")))  # Some models write the number as a text.
+        except ValueError:
+            raise ValueError("the judge's answer has no score") from None
         if not 1 <= points <= _POINTS:
-            raise ValueError(f"the judge's score is {points}; it must be from 1 to {_POINTS}")
+            raise ValueError(f"the judge's score is {points:g}; it must be from 1 to {_POINTS}")
         return Score((points - 1) / (_POINTS - 1), str(answer.get("reason", "")))
 
     def query(self, generated: str, example: Example) -> Query:
