@@ -232,22 +232,25 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     over, cost = _OVER[verdict.against], _cost(spent, priced=priced)
     reached = f"{metric} {metric_text(tuned.value)}"
     if base.gain is None:
-        return (
-            f"{reached} for {cost}, against {metric_text(base.value)} with {over}: "
-            "no verdict, because a metric of your own has no interval"
-        )
+        why = "the two were not measured on the same dev rows"
+        if ":" in metric:
+            why = "a metric of your own has no interval"
+        values = f"{reached} for {cost}, against {metric_text(base.value)} with {over}"
+        return f"{values}: no verdict, because {why}"
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
+    chance = verdict.standing("chance")
+    one = "" if chance is None else metric_text(chance.value)
     if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
         model = "the model without a prompt" + (", but with a label bias," if biased else "")
         better = f"; without the label bias the {metric} was better" if base.gain.value < 0 else ""
+        if chance is not None and chance.gain is not None and chance.gain.value <= 0:
+            summary += f"; no better than one answer for everything ({metric} {one})"
         return f"{model} is deployed, because no better prompt was found: {summary}{better}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":
         return f"{summary}: worse than {over}"
-    chance = verdict.standing("chance")
-    one = "" if chance is None else metric_text(chance.value)
     if verdict.conclusion == "guessing":
         summary = f"{one} with one answer for everything; {summary}"
         return f"no better than guessing: {reached}, and {summary}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -159,11 +158,7 @@ class Contest:
     def trial(self, model: str) -> Trial:
         """Return the trial; `model` is the fingerprint of its model."""
         federation = self.federation
-        data = json.dumps(
-            [federation.shards, federation.dev, federation.vocabulary.dump()],
-            sort_keys=True,
-            default=str,
-        )
+        data = federation.rows_sha256 + federation.vocabulary.dump()
         return Trial(
             key=f"{self.entrant.name}_s{federation.spec.seed}",
             run=run_contest,

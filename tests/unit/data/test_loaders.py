@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +186,24 @@ def test_check_names_row_and_field(row: dict[str, Any], message: str) -> None:
 def test_check_uses_the_label_field() -> None:
     task = TaskSpec(template="{prompt} {a}", labels={"x": " x", "y": " y"}, label_field="gold")
     check_examples(task, [{"a": "", "gold": "x"}], "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("score", "gold", "problem"),
+    [
+        ("exact_match", {}, "is missing (the row has: a)"),
+        ("number", {"gold": "ten"}, "cannot be used by task.score: column 'gold' has no number"),
+        ({"json_fields": {}}, {"gold": "{"}, "cannot be used by task.score: Expecting property"),
+    ],
+)
+def test_check_reads_the_references_of_a_built_in_score(
+    score: Any, gold: dict[str, str], problem: str
+) -> None:
+    task = TaskSpec(template="{prompt} {a}", loss="score", score=score, label_field="gold")
+    with pytest.raises(DataError, match=re.escape(f"x.jsonl: row 1: field 'gold' {problem}")):
+        check_examples(task, [{"a": "", **gold}], "x.jsonl")
+    without = task.model_copy(update={"score": {"regex": {"pattern": "x"}}})
+    check_examples(without, [{"a": ""}], "x.jsonl")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data")
