@@ -42,8 +42,10 @@ def test_jsonl(write: Write, suffix: str, ending: str, bom: bytes) -> None:
     assert load_examples(str(path)) == ROWS
 
 
-def test_json_array(write: Write) -> None:
+def test_json_array(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_examples(write("rows.json", json.dumps(ROWS))) == ROWS
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_examples("~/rows.json", folder="elsewhere") == ROWS
     assert load_examples(write("bom.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode())) == ROWS
 
 
@@ -163,6 +165,8 @@ SST2 = glue_task("sst2")
 def test_check_accepts_text_labels() -> None:
     check_examples(SST2, [{"sentence": "a", "label": "1", "more": None}], "x.csv")
     check_examples(SST2, ROWS, "x.jsonl")
+    task = TaskSpec(template="{prompt} {a}", labels={"x": " x", "y": " y"}, label_field="gold")
+    check_examples(task, [{"a": "", "gold": "x"}], "x.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -181,11 +185,6 @@ def test_check_accepts_text_labels() -> None:
 def test_check_names_row_and_field(row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=rf"x\.jsonl: row 3: field {message}"):
         check_examples(SST2, [*ROWS, row], "x.jsonl")
-
-
-def test_check_uses_the_label_field() -> None:
-    task = TaskSpec(template="{prompt} {a}", labels={"x": " x", "y": " y"}, label_field="gold")
-    check_examples(task, [{"a": "", "gold": "x"}], "x.jsonl")
 
 
 @pytest.mark.parametrize(
