@@ -181,8 +181,8 @@ class RunState:
         if model is not None and document["model"] not in (None, model):
             raise SpecError(
                 f"backend: is {model!r}, but the run {spec.name!r} in {self.store} was scored by "
-                f"{document['model']!r}; start over with --fresh, or give the file of --backend "
-                "another name: the run's name is made from it"
+                f"{document['model']!r}; start over with --fresh, or rename the file of "
+                "--backend, from which the run gets its name"
             )
         return KnownRun(
             ended=status if status in _FINAL and not raised else None,
