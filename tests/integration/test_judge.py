@@ -87,7 +87,8 @@ async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None
         )
         paid = await plan_run(federation_of(priced), backend=ScriptedBackend(write=echo))
         result = await simulate(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
-    assert plan.judge and paid.judge
+    assert plan.judge
+    assert paid.judge
     assert paid.judge.requests - plan.judge.requests == 3  # The shorter prompt's dev rows.
     assert result.status == "completed"
     assert {report.mean_loss for report in result.history} <= {0.0, 0.375, 0.75}
