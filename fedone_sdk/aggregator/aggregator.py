@@ -266,9 +266,7 @@ class RunHandle:
             while True:
                 for report in feed.take():
                     yield report
-                if feed.has_more:
-                    continue
-                if not self._run.state.running:
+                if not (self._run.state.running or feed.has_more):
                     break
                 await feed.wait()
             result = await self.wait()
