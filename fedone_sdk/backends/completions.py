@@ -273,7 +273,8 @@ async def sampled(
         query: The query.
         samples: Maximum number of answers per input. If the first answers agree, they suffice.
         at_once: Returns the maximum number of answers per request.
-        ask: Sends one request of kind ``counts``, and records its usage. The result has usage 0.
+        ask: Sends one request of kind ``counts``, and records its usage. The usage of the estimate
+            is therefore 0.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None
