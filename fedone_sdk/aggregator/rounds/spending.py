@@ -75,7 +75,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease.at_least(metered)
-    # The lease limits all units; or only the queries of a trusted report if there is no gateway.
+    # A trusted report may exceed the lease if there is no gateway, but not in queries.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)

@@ -91,7 +91,7 @@ class RunView:
 
     Attributes:
         base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
-        machine: The machine for the current candidates and number of planned queries.
+        machine: The machine for the current candidates and the current `RoundMachine.planned`.
         initial_vocabulary: The initial candidates, without the ones that were added during the run.
         vocabulary: The current candidates.
         state: This replica's copy of the state.

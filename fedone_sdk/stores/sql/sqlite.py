@@ -230,7 +230,7 @@ def _read_schema(path: Path) -> str | None:
         raise OSError("it cannot be read and written")
     if not path.exists():
         return None
-    # `immutable` creates no files. It is safe without a writer, which would have a WAL file.
+    # `immutable` creates no files. It is safe if no process writes, so if there is no WAL file.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     uri = f"{path.absolute().as_uri()}?{how}"
     engine = create_engine(
