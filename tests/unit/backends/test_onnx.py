@@ -156,8 +156,10 @@ def test_a_folder_that_holds_no_model_is_refused_at_once(tmp_path: Path) -> None
         with pytest.raises(SpecError, match=refusal):
             OnnxBackend(str(tmp_path))
         (tmp_path / file).write_text("{")
-    with pytest.raises(SpecError, match=r"config\.json: is not JSON"):
-        OnnxBackend(tmp_path)
+    for text in "{", "[" * 100_000:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SpecError, match=r"config\.json: is not JSON"):
+            OnnxBackend(tmp_path)
 
 
 async def test_inputs_that_were_cut_at_other_lengths_share_no_answer(tmp_path: Path) -> None:
