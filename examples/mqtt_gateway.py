@@ -5,7 +5,7 @@ FEDONE_TOKEN=... python examples/mqtt_gateway.py http://127.0.0.1:8080 --broker 
 
 Sensors publish {"text": ..., "label": 0 or 1} to sensors/NAME/feedback. Only the latest rows of a
 sensor are kept, so that a busy sensor does not dominate the data. The program prints connections to
-the broker, lost connections, new sensors, and the client's events. It exits with the last run.
+the broker, lost connections, sensors and the client's events. It exits when the runs have ended.
 """
 
 from __future__ import annotations

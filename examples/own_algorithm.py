@@ -42,7 +42,7 @@ POSITIONS, PROMPTS, STEPS, BATCH = 4, 8, 12, 16
 
 @dataclass(frozen=True, kw_only=True)
 class HillClimb(PlainAlgorithm):
-    """Compares copies of its prompt with one changed position, and keeps the best of them.
+    """Changes one position in copies of its prompt, and keeps the best of all.
 
     A run passes the fields below as arguments. The state is `alpha`. A method that must store more
     has named NumPy arrays in `State.memory`.
@@ -81,7 +81,7 @@ class HillClimb(PlainAlgorithm):
         return Candidates(prompts=prompts, probabilities=state.alpha.astype(np.float64))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
-        """Return the state of the best prompt; at a tie, of the first of these."""
+        """Return the state of the best prompt (at a tie, the first)."""
         if isinstance(losses, ClassLosses):
             raise ValueError("this method does not calibrate")
         return self._at(candidates.prompts[np.asarray(losses).argmin()])

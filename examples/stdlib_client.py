@@ -118,7 +118,7 @@ def floats(array: Row) -> list[tuple[float, ...]]:
 
 
 def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dict[str, Any]:
-    """Return per prompt the means of `terms` for each label; with over 4 labels, for all rows."""
+    """Return the means of `terms` per prompt and label; with over 4 labels, per prompt."""
     size = labels if labels <= 4 else 1
     groups = [[at for at, t in enumerate(targets) if size == 1 or t == g] for g in range(size)]
     cells = [means([rows[at] for at in g], 2 + labels) for rows in prompts for g in groups]

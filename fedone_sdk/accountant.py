@@ -4,12 +4,12 @@ Several messages about the same data, with noise multipliers s_1, s_2, ..., are 
 Gaussian mechanism. Its multiplier s follows from ``1 / s**2 = sum(1 / s_i**2)``. The library
 dp-accounting computes the exact epsilon of this mechanism (Balle and Wang, 2018).
 
-A device draws discrete Gaussian noise: k small steps, with a standard deviation sigma of at least
-1e8 steps. A Gaussian that is rounded to whole steps reveals no more than a Gaussian. The discrete
-Gaussian's probability of k is that of the rounded Gaussian, times a factor between
-``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. Within 40 sigma of 0 the factor
-differs from 1 by at most 7e-15. The other values have a total probability below ``exp(-800)``.
-`_MARGIN` covers both errors for 1e8 numbers.
+A device's noise is discrete Gaussian: a whole number k of small steps, with a standard deviation
+sigma of at least 1e8 steps. A Gaussian that is rounded to whole steps reveals no more than a
+Gaussian. The discrete Gaussian's probability of k is that of the rounded Gaussian, times a factor
+between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. Within 40 sigma of 0 the
+factor differs from 1 by at most 7e-15. All values outside have a total probability below
+``exp(-800)``. `_MARGIN` covers both errors for 1e8 numbers.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
 
-_HOOKS, _NETWORK = ({item.name for item in fields(kind)} for kind in (Hooks, Network))
+_HOOKS, _NETWORK, _POLICY = ({f.name for f in fields(k)} for k in (Hooks, Network, WorkPolicy))
 
 
 def edge_client(server: str, **options: Any) -> EdgeClient:
@@ -23,16 +23,11 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
     """
     hooks = {name: options.pop(name) for name in _HOOKS & options.keys()}
     network = {name: options.pop(name) for name in _NETWORK & options.keys()}
-    policy = WorkPolicy(
-        run_id=options.pop("run_id", None),
-        privacy=options.pop("require_privacy", None),
-        budget=options.pop("budget", None),
-        labels=options.pop("labels", None),
-        reflect=options.pop("reflect", None),
-    )
+    policy = {name: options.pop(name) for name in _POLICY & options.keys()}
+    policy["privacy"] = options.pop("require_privacy", None)
     if network:
         options["network"] = Network(**network)
-    return EdgeClient(server, policy=policy, hooks=Hooks(**hooks), **options)
+    return EdgeClient(server, policy=WorkPolicy(**policy), hooks=Hooks(**hooks), **options)
 
 
 async def run_to_end(client: EdgeClient) -> None:

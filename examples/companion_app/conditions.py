@@ -2,8 +2,8 @@
 
 The module reads Linux's files under /sys, and needs no GUI toolkit. On Android, use
 `BatteryManager.isCharging()` and `ConnectivityManager.isActiveNetworkMetered()`, on iOS
-`UIDevice.batteryState` and `NWPath.isExpensive`. An app that Briefcase has packaged calls them
-through Chaquopy's `java` (Android) or `rubicon.objc` (iOS).
+`UIDevice.batteryState` and `NWPath.isExpensive`. A Briefcase app calls these functions through
+Chaquopy's `java` (Android) or `rubicon.objc` (iOS).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import org.openapitools.client.api.DevicesApi;
 import org.openapitools.client.model.*;
 
 /**
- * One round through the gateway, on the classes that scripts/test-openapi generates. For runs with
- * a template of the column `text`, the exchange `losses`, and a cross-entropy over label words,
- * without bias, `privacy` and `calibration: labels`. The rows are JSON lines.
+ * Works for one round through the gateway, with the classes that scripts/test-openapi generates.
+ * The run must have a template of the column `text`, the exchange `losses` and a cross-entropy, and
+ * no bias, `privacy` or `calibration: labels`. The rows are JSON lines.
  *
  * FEDONE_TOKEN=... java Device http://127.0.0.1:8080 rows.jsonl
  */
@@ -92,7 +92,7 @@ public class Device {
     return Math.log(odds);
   }
 
-  /** The rows of a seed: SplitMix64 and a partial Fisher-Yates shuffle, in unsigned 64 bits. */
+  /** The rows that a seed draws: SplitMix64 and a partial Fisher-Yates shuffle, unsigned 64 bits. */
   private static List<JsonNode> draw(List<JsonNode> held, long size, long seed) {
     List<JsonNode> rows = new ArrayList<>(held);
     int count = (int) Math.min(size, rows.size());
@@ -107,7 +107,7 @@ public class Device {
     return rows.subList(0, count);
   }
 
-  /** What the server has of the task if it is read as it was meant. */
+  /** The checksum of the task, which must equal the server's `task_crc32`. */
   private static long crc32(TaskSpec task) {
     String loss = task.getLoss().getValue();
     List<String> texts = new ArrayList<>(List.of(loss, task.getLabelField(), task.getTemplate()));

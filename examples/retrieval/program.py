@@ -47,11 +47,11 @@ class Retrieval(Wrapper):
         return await self.inner.score(self._with_passages(query))
 
     async def quote(self, query: Query) -> Usage:
-        """Count the passages too."""
+        """Return the cost of a query with its passages."""
         return await self.inner.quote(self._with_passages(query))
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return the texts that truncation shortens, with the passages."""
+        """Return what truncation leaves of the inputs with passages."""
         return await self.inner.shortened(self._with_passages(query))
 
     def _with_passages(self, query: Query) -> Query:

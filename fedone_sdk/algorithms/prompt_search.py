@@ -155,7 +155,8 @@ class PromptSearch(ABC):
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
         if self._is_halving(state):
-            indices = self._finalists(state, observed)[:count]
+            # Resized, because fewer prompts than `count` may have been observed.
+            indices = np.resize(self._finalists(state, observed), (count, self.space.prompt_len))
         elif len(observed.prompts):
             indices = self._distinct(self._next(self._known(state), count, rng), rng)
         else:

@@ -247,7 +247,7 @@ def _forms(text: str) -> Iterator[str]:
     """Yield the parts of a written answer that may be the label word."""
     yield text
     if len(objects := _OBJECT.findall(text)) == 1:
-        with suppress(ValueError):
+        with suppress(RecursionError, ValueError):
             fields = json.loads(objects[0])
             (value,) = fields.values() if len(fields) == 1 else [fields.get("label")]
             yield "" if value is None else spelling(str(value)).strip()
@@ -273,7 +273,8 @@ async def sampled(
         query: The query.
         samples: Maximum number of answers per input. If the first answers agree, they suffice.
         at_once: Returns the maximum number of answers per request.
-        ask: Sends one request of kind ``counts``, and records its usage. The result has usage 0.
+        ask: Sends one request of kind ``counts``, and records its usage. The usage of the estimate
+            is therefore 0.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None

@@ -256,7 +256,7 @@ class GgufEncoder(CausalEncoder):
     def special_names(self, text: str) -> list[str]:
         """Return the special tokens in a text."""
         return [
-            name  # Only of special tokens: as plain text, their names have other ids.
+            name  # The name of a special token has other ids if it is tokenised as plain text.
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]

@@ -321,9 +321,9 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
     total = _tokens(usage, "total_tokens")
     if completion is None:
         completion = quoted.completion_tokens
-    elif total is not None and prompt is not None:
+    if total is not None:
         # Some providers count reasoning tokens only in the total, and charge for them.
-        completion = max(completion, total - prompt)
+        completion = max(completion, total - (quoted.prompt_tokens if prompt is None else prompt))
     if completion < minimum.completion_tokens:
         completion = max(quoted.completion_tokens, minimum.completion_tokens)
     if prompt is None or prompt < minimum.prompt_tokens:

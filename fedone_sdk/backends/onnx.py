@@ -76,7 +76,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         return _Plan(clozes, labels, one_query(num_tokens))
 
     async def shortened(self, query: Query) -> list[list[int]]:
-        # The fingerprint has no maximum length, so the token ids identify a shortened input.
+        # The fingerprint does not name the maximum length, so the ids identify a shortened input.
         return [cloze.ids for cloze in (await self._prepared(query)).clozes]
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
@@ -89,6 +89,8 @@ class _MaskedModel:
 
     def __init__(self, model_file: Path, pad_id: int) -> None:
         self._pad_id = pad_id
+        # Official builds from 1.29 send usage data to Microsoft unless the variable is set first.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         onnxruntime = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
         # One core per pass, because a sum over several threads rounds differently.
@@ -104,7 +106,7 @@ class _MaskedModel:
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
     ) -> tuple[tuple[float, ...], ...]:
-        """Return log-probabilities over the whole vocabulary, shape (clozes, labels), nats."""
+        """Return the labels' log-probabilities of the whole softmax: (clozes, labels), nats."""
         rows: dict[int, tuple[float, ...]] = {}
         order = sorted(range(len(clozes)), key=lambda at: len(clozes[at].ids))
         for start in range(0, len(order), _GROUP):

@@ -19,7 +19,7 @@ from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import Hooks, RunFit, Turn, WorkPolicy
 from fedone_sdk.client.rows import Consent, Data, Source
 from fedone_sdk.client.state import DeviceState
-from fedone_sdk.client.transport import Idle, Network, token_of
+from fedone_sdk.client.transport import Idle, Network, server_url, token_of
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Assignment, Claim
@@ -81,6 +81,10 @@ class EdgeClient:
         hooks: Hooks | None = None,
         network: Network | None = None,
     ) -> None:
+        options.check_kinds(
+            token=(token, str), policy=(policy, WorkPolicy), hooks=(hooks, Hooks),
+            network=(network, Network),
+        )  # fmt: skip
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
         options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)
@@ -91,7 +95,9 @@ class EdgeClient:
         self._wait_s = network.wait_s
         self._stop = session.StopSignal()
         events = options.EventSink(hooks.on_event)
-        state = DeviceState(state_dir, server, locks=network.transport is None)
+        # The identity belongs to the server, however the app spells its URL.
+        address = str(server_url(server)) if network.transport is None else server
+        state = DeviceState(state_dir, address, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)

@@ -46,9 +46,9 @@ def noised_means(
 ) -> tuple[float, ...]:
     """Return means over examples, shape (d,), with noise that protects one example.
 
-    The width of a sum is the distance between its bounds. One example changes each of the d sums by
-    at most its width. If every sum is divided by its width, one example changes the vector of the
-    sums by at most sqrt(d) in L2 norm: the L2 sensitivity. Noised means may be outside the bounds.
+    The width of a row of `values` is the distance between its bounds. One example changes the sum
+    of a row by at most the width. If each sum is divided by its row's width, one example changes
+    the d sums by at most sqrt(d) in L2 norm: the L2 sensitivity. Noised means may be out of bounds.
 
     Args:
         values: Shape (d, b): for each mean, the values of the same b examples.
@@ -191,7 +191,7 @@ class PrivacyAccount:
     Raises:
         DataError: The count cannot be read.
         MissingExtraError: dp-accounting is not installed.
-        SpecError: There is no state folder, or the gateway would see the protected data.
+        ArgumentError: There is no state folder, or the gateway would see the protected data.
     """
 
     def __init__(self, required: RequiredPrivacy, state: DeviceState, *, own_model: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -141,6 +142,17 @@ class Hooks:
     score: ScoreFunction | None = None
     before_propose: BeforeSend | None = None
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            hook = getattr(self, field.name)
+            if hook is not None and not callable(hook):
+                kind = type(hook).__name__
+                raise ArgumentError(f"hooks.{field.name}: is {kind}; it must be a function")
+        if inspect.iscoroutinefunction(self.on_event):
+            raise ArgumentError(
+                "hooks.on_event: must be a plain function, because nobody awaits it"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkPolicy:
@@ -172,6 +184,9 @@ class WorkPolicy:
     reflect: LLMBackend | Literal["gateway"] | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(
+            "policy.", privacy=(self.privacy, RequiredPrivacy), budget=(self.budget, Budget)
+        )
         writes_text = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
         if not writes_text and self.reflect not in ("gateway", None):
             raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
@@ -192,6 +207,14 @@ def budget_guard(
             raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
     ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
+
+
+def check_kinds(prefix: str = "", **arguments: tuple[object, type]) -> None:
+    """Check that each argument is None or an object of its class."""
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind | None):
+            given = type(value).__name__
+            raise ArgumentError(f"{prefix}{name}: is {given}; it must be {kind.__name__}")
 
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import structlog
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_all, written_query
-from fedone_sdk.budget import BudgetGuard, Lease, Usage
+from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Usage
 from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
 from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
@@ -49,7 +50,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         return
     if not backend.metered:  # `ModelClient` also counts the cost of failed attempts.
         backend = ModelClient(backend)
-    payer = device.budget or BudgetGuard(None, name="client")
+    payer = _Counted(device.budget or BudgetGuard(None, name="client"))
     queries = await _queries(step, missing, backend, payer)
     recorded = _Recorded(backend, step, queries, payer, lease)
     await recorded.begin()
@@ -64,11 +65,11 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
         raise kind(reason_of(exc)) from exc
     finally:
-        await recorded.end()
+        recorded.end()
 
 
 async def _queries(
-    step: Step, missing: Sequence[int], backend: LLMBackend, payer: BudgetGuard
+    step: Step, missing: Sequence[int], backend: LLMBackend, payer: Payer
 ) -> dict[Query, list[int]]:
     """Return each query with the indices of the prompts that it scores."""
     run, batch, changed = step.work.run, step.batch, {}
@@ -88,11 +89,26 @@ async def _queries(
     return queries
 
 
+class _Counted:
+    """A payer that sums up its charges; clients of several servers may share a device's budget."""
+
+    def __init__(self, payer: Payer) -> None:
+        self.name, self.charged, self._payer = payer.name, NOTHING, payer
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
+        async with self._payer.reserve(worst) as lease:
+            try:
+                yield lease
+            finally:
+                self.charged += lease.charge
+
+
 class _Recorded(Wrapper):
     """A backend that waits for `Hooks.only_when` before a query, and stores its answer and cost.
 
     `begin` stores an upper bound on the cost of all queries, in case the process is killed. The
-    actual cost is what `payer`'s account is charged after `begin`.
+    actual cost is what `payer` is charged.
     """
 
     def __init__(
@@ -100,7 +116,7 @@ class _Recorded(Wrapper):
         inner: LLMBackend,
         step: Step,
         queries: Mapping[Query, list[int]],
-        payer: BudgetGuard,
+        payer: _Counted,
         lease: Lease,
     ) -> None:
         super().__init__(inner)
@@ -115,7 +131,6 @@ class _Recorded(Wrapper):
         for query in self._queries:
             self._at_risk[query] = (await self.inner.quote(query)).without_queries()
         self._bound = sum(self._at_risk.values(), self._before)
-        self._start = await self._payer.account()
         self._journal.charge(self._step.number, self._bound)
 
     async def score(self, query: Query) -> Answer:
@@ -128,13 +143,12 @@ class _Recorded(Wrapper):
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
-        spent = self._bound + ((await self._payer.account()).spent - self._start.spent)
+        spent = self._bound + self._payer.charged
         await self._step.keep([(self._queries[query], rows)], self.inner.fingerprint, spent)
         return answer
 
-    async def end(self) -> None:
-        charged = (await self._payer.account()).held - self._start.held
-        self._journal.charge(self._step.number, self._before + charged)
+    def end(self) -> None:
+        self._journal.charge(self._step.number, self._before + self._payer.charged)
 
 
 async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:

@@ -115,10 +115,10 @@ class DeviceState:
     """For each file, the descriptor of its lock, and how many objects of this process use it."""
 
     def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
+        self._db: sqlite3.Connection | None = None
+        self._locks_file, self._has_read, self._holds_lock = locks, False, False
         self.server = server
         self.file = None if folder is None else Path(folder).absolute() / _FILE
-        self._locks_file, self._has_read, self._holds_lock = locks, False, False
-        self._db: sqlite3.Connection | None = None
         self._fails = False
         self._entries: dict[Key, str] = {}
         self._missing: dict[Key, str | None] = {}

@@ -25,22 +25,22 @@ from fedone_sdk.errors import ArgumentError, system_errors
 
 
 def server_url(text: str) -> URL:
-    """Parse the base URL of an aggregator."""
+    """Parse the base URL of an aggregator; all spellings of a URL have one result."""
     url = _http_url(text)
     if url is None:
         raise ArgumentError(f"server: {text!r} is not an http(s) URL")
     if url.user is not None or url.password is not None:
         # aiohttp would send user and password instead of the credential.
         raise ArgumentError("server: must not have a user or password")
-    return url
+    return url.with_path(url.raw_path.rstrip("/"), encoded=True)
 
 
 def _http_url(text: str) -> URL | None:
     """Parse an http(s) URL; None if it is malformed, or has no host or another scheme."""
     try:
-        url = URL(text)
+        url = URL(text.strip())
         (url.raw_host or "").encode("idna")  # The resolver would raise the same error later.
-    except ValueError:
+    except (AttributeError, ValueError):
         return None
     return url if url.scheme in ("http", "https") and url.host else None
 
@@ -72,6 +72,11 @@ class Network:
     wait_s: float = 25.0
     name: str | None = None
     transport: Transport | None = None
+
+    def __post_init__(self) -> None:
+        # aiohttp takes 0 and below for no limit.
+        if not (isinstance(self.timeout_s, int | float) and self.timeout_s > 0):
+            raise ArgumentError(f"network.timeout_s: must be above 0, not {self.timeout_s!r}")
 
     def options(self, server: URL) -> dict[str, Any]:
         """Return aiohttp's options for requests to a server: proxy and certificates.

@@ -265,8 +265,8 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
 def _gained(metric: str, gain: Spread, over: str) -> str:
     likely = f"{_percent(gain.probability)} likely to help"
     if metric == "loss":
-        ends = f"95 % {gain.low:+.3f} to {gain.high:+.3f}"
-        return f"{gain.value:+.3f} less loss than {over} ({ends}, {likely})"
+        ends = f"95 % {-gain.high:+.3f} to {-gain.low:+.3f}"
+        return f"loss {-gain.value:+.3f} against {over} ({ends}, {likely})"
     value, low, high = (100 * one for one in (gain.value, gain.low, gain.high))
     return f"{value:+.1f} points over {over} (95 % {low:+.1f} to {high:+.1f}, {likely})"
 
@@ -381,7 +381,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer (for a loss: the shares of the labels)."""
+    """Return the outcomes of the best constant answer; for a loss, it is the labels' shares."""
     targets = after.targets
     if not targets:
         return None

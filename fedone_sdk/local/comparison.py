@@ -190,6 +190,8 @@ def contests(
                 federations[key] = Federation.load(spec, folder)
             if isinstance(federations[key].score, Judge):
                 raise SpecError("task.score: fedone compare does not support a judge")
+            if spec.prompt.proposer is not None:
+                raise SpecError("prompt.proposer: fedone compare does not support a proposer")
             # The trial loads the functions again, possibly in another process.
             federation = replace(federations[key], spec=spec, score=None, measure=None)
             if not federation.dev:

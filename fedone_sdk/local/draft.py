@@ -225,8 +225,8 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     """Return the task's label words, and alternative sets.
 
     A label gets the word of its name that is most likely after its texts. If a label gets none, all
-    labels get the first possible of these sets: (1) the whole names, if the model scores words of
-    several tokens; (2) a set of the SDK, if there are no names; (3) likely words; (4) letters.
+    labels get the first possible set of these: (1) whole names, if the model scores words of many
+    tokens; (2) words of the SDK, if the labels are not words; (3) likely words; (4) letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:

@@ -184,7 +184,7 @@ async def running(
         state_dir: Folder of the clients' state, so that a stored run resumes with the same clients.
             It also lets the run keep the open work of a round if the block is left early.
         watch: Called with the run and its changes.
-        first: Called before the run starts or resumes; its queries count against the run's caps.
+        first: Called before the run starts or resumes; its queries count as evaluation.
         between: Wraps the transport of each client, for example to inject faults or attacks.
         proposer: The model of ``prompt.proposer``; the caller closes it.
 

@@ -279,8 +279,8 @@ class Written(Message):
         client: Enrolment index of the candidate's author; None if the candidate is merged.
         parents: The text that the candidate improves, or the texts that it merges.
         depth: Number of ancestors that are written candidates too, counting only first parents.
-        gain: Mean loss with the best parent minus mean loss with this candidate, each over the
-            scored prompts that contain the text; None if there is no such prompt yet.
+        gain: Mean loss of the scored prompts that contain the best parent, minus that of the scored
+            prompts that contain the candidate; None until both have been scored.
         won: Whether the deployable prompt contains the candidate.
     """
 

@@ -57,7 +57,7 @@ def html_report(
     """
     spec, verdict = run.spec, run.result.verdict
     if spec.backend.kind == "own":
-        # An export from another source may name any object, and a program would import it.
+        # An export from another source could make the program import a malicious object.
         program, note = "", "There is no program, because the model is a custom object."
     else:
         program, note = program_of(spec.task, run.result.prompt, spec.backend, run.result.model)

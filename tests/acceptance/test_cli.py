@@ -348,22 +348,16 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}",
-            "",
-            "config.yaml: auth.enrolment_tokens: needs at least one token, or no device can enrol; "
-            "make one with: python3 -c",
-        ),
+        ("enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}", "",
+         "config.yaml: auth.enrolment_tokens: needs at least one token, or no device can enrol; "
+         "make one with: python3 -c"),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
         ("fedone.db", "other.db", None),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
-        (
-            "store:",
-            "backend: {kind: onnx, model: nope}\nstore:",
-            "config.yaml: backend.model: nope: there",
-        ),
+        ("store:", "backend: {kind: onnx, model: nope}\nstore:",
+         "config.yaml: backend.model: nope: there"),
     ],
-)
+)  # fmt: skip
 def test_serve_check(
     fedone: Fedone, configured: Path, old: str, new: str, message: str | None
 ) -> None:

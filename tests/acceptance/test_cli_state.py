@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,15 @@ def test_a_store_whose_file_is_gone_starts_over(tune: Fedone, folder: Path) -> N
         file.unlink()
     assert tune().code == 0
     assert result_in("r.json").alpha_sha256 == first.alpha_sha256
+
+
+def test_a_damaged_run_is_one_line(fedone: Fedone, tune: Fedone, folder: Path) -> None:
+    tune()
+    for document in "", "[]", "[" * 100_000:
+        with closing(sqlite3.connect(".fedone/tiny.db")) as db, db:
+            db.execute("UPDATE runs SET document = ?", (document,))
+        for outcome in tune(), fedone("report", "tiny"):
+            assert the_line(outcome).startswith("store: run 'tiny' is damaged, or from another ver")
 
 
 async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:

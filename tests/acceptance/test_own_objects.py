@@ -94,30 +94,16 @@ def test_entry_points_are_names(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"backend": {"kind": "own", "object": "fedone_test_own:Liking"}},
-            "backend: the run uses the server",
-        ),
-        (
-            {"method": {"name": "own", "object": "fedone_test_own:Liking"}},
-            "method.name: must not be own in a posted run",
-        ),
-        (
-            {
-                "prompt": {
-                    "slots": [
-                        {
-                            "name": "opening",
-                            "candidates": {"kind": "own", "object": "fedone_test_own:openings"},
-                        }
-                    ]
-                },
-                "task": {"template": "{opening} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            },
-            "kind: must be list, instructions or labels",
-        ),
+        ({"backend": {"kind": "own", "object": "fedone_test_own:Liking"}},
+         "backend: the run uses the server"),
+        ({"method": {"name": "own", "object": "fedone_test_own:Liking"}},
+         "method.name: must not be own in a posted run"),
+        ({"prompt": {"slots": [{"name": "opening", "candidates": {
+            "kind": "own", "object": "fedone_test_own:openings"}}]},
+          "task": {"template": "{opening} {text} {mask}", "labels": {0: " no", 1: " yes"}}},
+         "kind: must be list, instructions or labels"),
     ],
-)
+)  # fmt: skip
 async def test_a_posted_run_imports_nothing(
     server: Server,  # noqa: F811
     folder: Path,

@@ -267,7 +267,7 @@ async def test_a_device_pays_for_the_trial_that_it_had(
 
 
 def test_a_private_run_takes_no_reflection() -> None:
-    with pytest.raises(ValueError, match="kind must be scores with privacy"):
+    with pytest.raises(ValueError, match="must be scores in a run with privacy"):
         spec_of(privacy={"clip": 2.0, "noise_multiplier": 1.0, "max_epsilon": 8})
     with pytest.raises(ValueError, match="backend: is required for kind scores"):
         ProposerSpec(kind="scores")

@@ -144,20 +144,14 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
         (["nonsense"], "arguments: NAME: there is no study 'nonsense'; table1, "),
         (["table1", "--data", "."], "arguments: --data: there is no mnli/train.jsonl"),
         (["table1", "--data", "hf:"], "hf:/mnli: must be hf:glue/TASK"),
-        (
-            ["figure-theory", "--data", ".", "--set", "methods=bbt"],
-            "arguments: --set methods: bbt cannot be run: the model's folder has no config.json",
-        ),
-        (
-            ["table1", "--data", ".", "--set", "speed=9"],
-            "arguments: --set: table1 has no setting 'speed'; its names: methods",
-        ),
-        (
-            ["table1", "--data", ".", "--set", "methods=bdpl,magic"],
-            "arguments: --set methods: there is no magic; no-prompt, ",
-        ),
+        (["figure-theory", "--data", ".", "--set", "methods=bbt"],
+         "arguments: --set methods: bbt cannot be run: the model's folder has no config.json"),
+        (["table1", "--data", ".", "--set", "speed=9"],
+         "arguments: --set: table1 has no setting 'speed'; its names: methods"),
+        (["table1", "--data", ".", "--set", "methods=bdpl,magic"],
+         "arguments: --set methods: there is no magic; no-prompt, "),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:

@@ -178,16 +178,12 @@ def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], 
     [
         (("dev: dev.jsonl, ", ""), "run.yaml: data.dev: is required"),
         (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the labels of the old"),
-        (
-            ("{queries: 16}", "{queries: 16, requests: 40}"),
-            f"{TOO_LOW}; the smallest sufficient cap is 4 queries, 64 requests",
-        ),
-        (
-            ('great"}}', 'great"}, metric: f1}'),
-            "run.yaml: task.metric: is 'f1', but the prompt was tuned and measured with 'accuracy'",
-        ),
+        (("{queries: 16}", "{queries: 16, requests: 40}"),
+         f"{TOO_LOW}; the smallest sufficient cap is 4 queries, 64 requests"),
+        (('great"}}', 'great"}, metric: f1}'),
+         "run.yaml: task.metric: is 'f1', but the prompt was tuned and measured with 'accuracy'"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_does_not_fit_the_prompt(
     retune: Fedone, folder: Path, change: tuple[str, str], line: str
 ) -> None:

@@ -31,15 +31,11 @@ cases = pytest.mark.parametrize("case", CASES)
         ({"aggregator": {"config": {"cors": {"origins": ["*"]}}}}, "/config/cors/origins/0"),
         ({"aggregator": {"backend": {"kind": "openai", "api_key": "sk-1"}}}, "'api_key'"),
         ({"aggregator": {"enrolmentTokens": [{"token": "s3cret"}]}}, "'token' not allowed"),
-        (
-            {"aggregator": {"adminTokens": [{"name": "a", "role": "god", "secret": {}}]}},
-            "/aggregator/adminTokens/0/role",
-        ),
+        ({"aggregator": {"adminTokens": [{"name": "a", "role": "god", "secret": {}}]}},
+         "/aggregator/adminTokens/0/role"),
         ({"aggregator": {"runs": {"a run": {"task": {}, "prompt": {}}}}}, "'a run'"),
-        (
-            {"aggregator": {"runs": {"a": {"task": {"labels": {"1": " b", "0": " a"}}}}}},
-            "/aggregator/runs/a/task/labels",
-        ),
+        ({"aggregator": {"runs": {"a": {"task": {"labels": {"1": " b", "0": " a"}}}}}},
+         "/aggregator/runs/a/task/labels"),
         ({"aggregator": {"files": {"../words.txt": ""}}}, "'../words.txt'"),
         ({"aggregator": {"resources": {"limits": None}}}, "missing property 'limits'"),
         ({"store": {"postgresql": {"password": "hunter2"}}}, "'password' not allowed"),
@@ -51,7 +47,7 @@ cases = pytest.mark.parametrize("case", CASES)
         ({"networkPolicy": {"clients": [{"cidr": "10.0.0.0/8"}]}}, "/networkPolicy/clients/0"),
         ({"podSecurityContext": {"runAsUser": 0}}, "/podSecurityContext/runAsUser"),
     ],
-)
+)  # fmt: skip
 def test_the_schema_refuses(values: dict[str, Any], where: str) -> None:
     with helm.Chart.load(CHART) as chart:
         with pytest.raises(helm.HelmValuesError) as refused:
@@ -62,6 +58,7 @@ def test_the_schema_refuses(values: dict[str, Any], where: str) -> None:
 
 
 PG = {"store": {"kind": "postgresql"}}
+HOST = {"kind": "postgresql", "postgresql": {"host": "db"}}
 VLLM = {"enabled": True, "model": "m"}
 
 
@@ -69,66 +66,37 @@ VLLM = {"enabled": True, "model": "m"}
     ("values", "line"),
     [
         ({"aggregator": {"replicas": 2}}, "aggregator.replicas: SQLite supports"),
-        (
-            {
-                "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
-                "aggregator": {"autoscaling": {"enabled": True}},
-                "monitoring": {"metrics": False},
-            },
-            "targetRequestsInProgress: needs monitoring.metrics",
-        ),
+        ({"store": HOST, "aggregator": {"autoscaling": {"enabled": True}},
+          "monitoring": {"metrics": False}}, "targetRequestsInProgress: needs monitoring.metrics"),
         ({"aggregator": {"autoscaling": {"enabled": True}}}, "aggregator.replicas: SQLite s"),
         ({"postgresql": {"enabled": True}}, "postgresql.enabled: with store.kind sqlite"),
         (PG, "store.postgresql.host: set the host"),
-        (
-            {
-                "store": {"kind": "postgresql", "postgresql": {"host": "db"}},
-                "postgresql": {"enabled": True},
-            },
-            "store.postgresql.host: with postgresql.enabled there would be two databases",
-        ),
-        (
-            {"aggregator": {"enrolmentTokens": [], "adminTokens": []}},
-            "aggregator.enrolmentTokens: needs at least one",
-        ),
-        (
-            {"aggregator": {"backend": None}, "vllm": VLLM},
-            "vllm.enabled: only the aggregator can use vLLM",
-        ),
+        ({"store": HOST, "postgresql": {"enabled": True}},
+         "store.postgresql.host: with postgresql.enabled there would be two databases"),
+        ({"aggregator": {"enrolmentTokens": [], "adminTokens": []}},
+         "aggregator.enrolmentTokens: needs at least one"),
+        ({"aggregator": {"backend": None}, "vllm": VLLM},
+         "vllm.enabled: only the aggregator can use vLLM"),
         ({"vllm": {"enabled": True}}, "vllm.model: name the model to serve"),
-        (
-            {"aggregator": {"backend": {"kind": "openai"}}, "vllm": VLLM},
-            "aggregator.backend.kind: must be vllm with vllm.enabled",
-        ),
-        (
-            {"aggregator": {"apiKeySecret": {"name": "a", "key": "b"}}, "vllm": VLLM},
-            "aggregator.apiKeySecret: with vllm.enabled set vllm.apiKeySecret instead",
-        ),
-        (
-            {"aggregator": {"backend": {"kind": "openai", "model": "gpt-6-luna"}}},
-            "aggregator.apiKeySecret: OpenAI needs an API key",
-        ),
-        (
-            {"vllm": {**VLLM, "replicas": 2}},
-            "vllm.cache.accessModes: several replicas share the cache",
-        ),
+        ({"aggregator": {"backend": {"kind": "openai"}}, "vllm": VLLM},
+         "aggregator.backend.kind: must be vllm with vllm.enabled"),
+        ({"aggregator": {"apiKeySecret": {"name": "a", "key": "b"}}, "vllm": VLLM},
+         "aggregator.apiKeySecret: with vllm.enabled set vllm.apiKeySecret instead"),
+        ({"aggregator": {"backend": {"kind": "openai", "model": "gpt-6-luna"}}},
+         "aggregator.apiKeySecret: OpenAI needs an API key"),
+        ({"vllm": {**VLLM, "replicas": 2}},
+         "vllm.cache.accessModes: several replicas share the cache"),
         ({"aggregator": {"backend": {"record": "a"}}}, "aggregator.backend.record: must begin"),
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: needs the gateway"),
-        (
-            {"aggregator": {"tls": {"clientCertificates": True}}},
-            "aggregator.tls.clientCertificates: needs aggregator.tls.secretName",
-        ),
+        ({"aggregator": {"tls": {"clientCertificates": True}}},
+         "aggregator.tls.clientCertificates: needs aggregator.tls.secretName"),
         ({"ingress": {"enabled": True}}, "ingress.hosts: needs at least one"),
-        (
-            {"ingress": {"certManager": {"clusterIssuer": "a", "issuer": "b"}}},
-            "ingress.certManager: name a clusterIssuer or an issuer",
-        ),
-        (
-            {"monitoring": {"metrics": False, "serviceMonitor": {"enabled": True}}},
-            "monitoring.metrics: must be true for serviceMonitor",
-        ),
+        ({"ingress": {"certManager": {"clusterIssuer": "a", "issuer": "b"}}},
+         "ingress.certManager: name a clusterIssuer or an issuer"),
+        ({"monitoring": {"metrics": False, "serviceMonitor": {"enabled": True}}},
+         "monitoring.metrics: must be true for serviceMonitor"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_go_together_is_one_line(values: dict[str, Any], line: str) -> None:
     with pytest.raises(helm.HelmRenderError) as refused:
         render(values)

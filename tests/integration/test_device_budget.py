@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from fedone_sdk import Budget
+from fedone_sdk.backends import Query
+from fedone_sdk.budget import NOTHING, SqliteLedger, Usage
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Claim
@@ -88,6 +90,24 @@ async def test_a_budget_of_the_devices_own(
     assert transport.declines[0].reason == "the client's budget has nothing left for this"
     if asked is not None:
         assert len(model.asked) == asked
+
+
+async def test_clients_that_share_a_budget_pay_for_their_own_work(tmp_path: Path) -> None:
+    cap = Budget(requests=5000)
+    async with serving(spec_of("losses"), ScriptedBackend()) as service:
+        transport, other = RecordingTransport(service), SqliteLedger(tmp_path / "budget.sqlite3")
+        other.reserve("other", Usage(requests=900), cap)
+
+        def gate(query: Query) -> None:
+            if len(model.asked) == 1:
+                other.settle("other", NOTHING)
+
+        model, options = ScriptedBackend(gate=gate), {"state_dir": tmp_path, "budget": cap}
+        async with edge_client(
+            "memory:", token=TOKEN, data=DATA, backend=model, transport=transport, **options
+        ) as client:
+            assert (await client.run_once()).outcome == "worked"
+    assert transport.updates[0].usage.requests == len(model.asked)
 
 
 @pytest.mark.parametrize("unit", ["requests", "tokens", "usd"])

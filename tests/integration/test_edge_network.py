@@ -235,7 +235,8 @@ class TestIdentity:
                 async with client:
                     with pytest.raises(asyncio.CancelledError):
                         await client.run_once()
-            await works(served, EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path))
+            spelt = f" {url.upper()}/"  # another spelling is the same server
+            await works(served, EdgeClient(spelt, token=TOKEN, data=DATA, state_dir=tmp_path))
             assert len(await served.service.store.clients()) == 1
 
     async def test_another_credential(self, tmp_path: Path) -> None:

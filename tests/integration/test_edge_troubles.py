@@ -363,8 +363,12 @@ class TestArguments:
             ({"wait_s": float("nan")}, "wait_s: .* finite"),
             ({"name": "x" * 201}, "name: .* at most 200 "),
             ({"run_id": "a b!"}, "run_id: .* match pattern"),
+            ({"timeout_s": 0}, r"network\.timeout_s: must be above 0, not 0"),
+            ({"network": {}}, "network: is dict; it must be Network"),
+            ({"budget": {"queries": 5}}, r"policy\.budget: is dict; it must be Budget"),
+            ({"only_when": True}, r"hooks\.only_when: is bool; it must be a function"),
+            ({"on_event": asyncio.sleep}, r"hooks\.on_event: must be a plain function"),
         ],
-        ids=["wait_s", "nan", "name", "run_id"],
     )
     def test_what_no_message_can_carry(
         self, tmp_path: Path, argument: dict[str, Any], events: str

@@ -14,7 +14,7 @@ from fedone_sdk.backends import Answer, Query, score_all
 from fedone_sdk.backends.judge import Judge, judge_of
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.evaluation.verdict import preference
-from fedone_sdk.local import Federation, load_score, simulate
+from fedone_sdk.local import Federation, load_score, plan_run, simulate
 from fedone_sdk.scores import graded
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, Rendered, Score
@@ -81,7 +81,15 @@ def echo(inputs: Rendered, most: int) -> str:
 async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None:
     ASKED.clear()
     async with asyncio.timeout(30):
+        plan = await plan_run(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
+        priced = spec_of(
+            backend={"kind": "vllm", "model": "m", "prices": {"prompt": 1, "completion": 1}}
+        )
+        paid = await plan_run(federation_of(priced), backend=ScriptedBackend(write=echo))
         result = await simulate(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
+    assert plan.judge
+    assert paid.judge
+    assert paid.judge.requests - plan.judge.requests == 3  # The shorter prompt's dev rows.
     assert result.status == "completed"
     assert {report.mean_loss for report in result.history} <= {0.0, 0.375, 0.75}
     assert result.metric.no_prompt == 0.75  # Grade 2 of 1 to 5.

@@ -73,21 +73,17 @@ _ADMIN = {"token": "s3cret", "name": "a", "role": "admin"}
         ({"enrolment_tokens": [{"token": "s3cret", "name": "a:b"}]}, "enrolment_tokens.0.name: "),
         ({"enrolment_tokens": [{"token": "s3cret", "runs": "acme"}]}, "must be a list of names"),
         ({"enrolment_tokens": [{"token": "s3cret", "runs": ["a/b"]}]}, "a pattern of runs is"),
-        (
-            {"enrolment_tokens": [{"token": "s3cret", "expires": "2030-01-02T03:04:05"}]},
-            "expires: ",
-        ),
+        ({"enrolment_tokens": [{"token": "s3cret", "expires": "2030-01-02T03:04:05"}]},
+         "expires: "),
         ({"enrolment_tokens": ["s3cret", "s3cret"]}, "_tokens: two tokens have the same secret"),
         ({"enrolment_tokens": ["s3cret"], "admin_tokens": [_ADMIN]}, "not also be an enrolment"),
         ({"admin_token": "s3cret", "admin_tokens": [_ADMIN]}, "s: two tokens have the same secret"),
         ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.name: is required"),
         ({"admin_tokens": {"a": "s3cret"}}, "admin_tokens: must be a list of mappings"),
-        (
-            {"admin_tokens": [{"token": "s3cret", "name": "a", "role": "admin", "runs": ["b"]}]},
-            "runs: cannot limit role admin",
-        ),
+        ({"admin_tokens": [{"token": "s3cret", "name": "a", "role": "admin", "runs": ["b"]}]},
+         "runs: cannot limit role admin"),
     ],
-)
+)  # fmt: skip
 def test_errors_do_not_contain_the_token(document: Any, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         config_of(document)

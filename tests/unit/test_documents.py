@@ -48,25 +48,19 @@ def test_valid_documents_are_read(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"a":"\xff"}', "not UTF-8"),
-        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
-        (b"[" * 100_000, "too deep"),
-        (b'{"a":' * 100_000, "too deep"),
-        (b'{"a":1,"a":2}', "same key twice"),
-        (b"{{{", "Invalid JSON"),
-        (b'{"a"', "Invalid JSON"),
-        (b"9" * 5000, "Invalid JSON"),
-        (b'{"a":1,"b":{"c":1,"c":1}}', "same key twice"),
-        (b'{"a" \n:1,"a"\t:2}', "same key twice"),
+        (b'{"a":"\xff"}', "not UTF-8"), (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+        (b"[" * 100_000, "too deep"), (b'{"a":' * 100_000, "too deep"),
+        (b'{"a":1,"a":2}', "same key twice"), (b"{{{", "Invalid JSON"),
+        (b'{"a"', "Invalid JSON"), (b"9" * 5000, "Invalid JSON"),
+        (b'{"a":1,"b":{"c":1,"c":1}}', "same key twice"), (b'{"a" \n:1,"a"\t:2}', "same key twice"),
         (b'{"a":1,"\\u0061":2}', "same key twice"),
         (b'[{"a":{"x":1},"b":[{"x":1}],"a":1}]', "same key twice"),
-        (b'{"a":NaN}', "are not JSON numbers"),
-        (b"[Infinity]", "are not JSON numbers"),
+        (b'{"a":NaN}', "are not JSON numbers"), (b"[Infinity]", "are not JSON numbers"),
         (b"[-Infinity]", "are not JSON numbers"),
         (b"[" + b"0," * MAX_PARTS + b"0]", "more than 1000000 commas"),
         (b"[" + b"[]," * MAX_PARTS + b"0]", "more than 1000000 commas"),
     ],
-)
+)  # fmt: skip
 def test_what_readers_understand_differently_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         load_json(body)

@@ -283,7 +283,7 @@ def test_less_loss_is_a_gain() -> None:
     verdict = judge(task(metric="loss"), outcomes)
     assert values(verdict)["chance"] == pytest.approx(np.log(2))
     assert verdict.conclusion == "worth_keeping"
-    assert said(verdict, metric="loss").startswith("+0.100 less loss than no prompt (95 % +0.100")
+    assert said(verdict, metric="loss").startswith("loss -0.100 against no prompt (95 % -0.100")
 
 
 def test_a_metric_of_ones_own_has_no_interval() -> None:

@@ -23,8 +23,8 @@ _LOOK_S = 0.5
 class FedOneStrategy(Strategy):
     """Tunes a prompt by `ask` and `tell`, with one node per round and a cap on queries.
 
-    A round's queries are counted before its message is sent, so that no node can exceed the cap. A
-    round without a valid reply changes nothing else.
+    A round's queries are counted before its message is sent, so that no node can exceed the cap.
+    They also count if the node sends no valid reply.
 
     Args:
         method: The method that chooses prompts.

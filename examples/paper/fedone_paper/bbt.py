@@ -15,8 +15,8 @@ from fedone_sdk.algorithms import stream, stream_seed
 if TYPE_CHECKING:
     from cmaes import CMA
 
-# A smaller step would not change a float32, and the code divides by the step. A larger step could
-# make a draw overflow.
+# Limits of the step size. A smaller step would not change a float32, and a larger step could make a
+# draw overflow.
 _SIGMA_MIN, _SIGMA_MAX = 1e-12, 1e12
 _EPS = 1e-8  # keeps the norm of a candidate at the mean above 0, as in `cmaes`
 
@@ -119,11 +119,11 @@ class CmaEs:
 def bounded(vectors: ArrayLike, bound: float) -> NDArray[np.float32]:
     """Return the vectors with every number mapped into [-bound, bound].
 
-    This is the boundary transform of Hansen's `cma` 3, which the authors of BBT used. It is the
-    identity up to `bound - a`, then a parabola that reaches the bound at `bound + a` with slope 0,
-    then the mirror image; a is the smaller of (1 + bound) / 20 and bound. CMA-ES searches the
-    numbers before the transform. With clipping, the step size would grow without limit if the
-    optimum is at the bound.
+    This is the boundary transform of Hansen's `cma` 3, which the authors of BBT used. Let a be the
+    smaller of (1 + bound) / 20 and bound. Up to `bound - a` the transform is the identity. From
+    there to `bound + a` it is a parabola, which ends at the bound with slope 0. The mirror image of
+    both follows. CMA-ES searches the numbers before the transform. (If numbers were clipped, the
+    step size would grow without limit for an optimum at the bound.)
     """
     margin = reach(bound) - bound
     top = bound + margin

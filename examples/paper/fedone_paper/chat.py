@@ -28,9 +28,9 @@ def run_chat(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measure a prompt on dev rows; the prompt is tuned in a federation, or given.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, the cap ``usd``, and for a prompt without tuning
-            ``prompt``: ``none``; ``biased``, which is no prompt with a label bias, fitted on the
-            first ``bias_rows`` rows of the clients in turn; or ``untrained``.
+        options: ``run``, ``task``, ``dev_rows`` and the cap ``usd``. Without tuning also
+            ``prompt``: ``none``, ``untrained``, or ``biased``. The latter is no prompt with a label
+            bias, which is fitted on ``bias_rows`` rows of the clients.
         workspace: Has the inputs ``train`` and ``dev``.
 
     Returns:
@@ -52,7 +52,7 @@ async def _measured(options: dict[str, Any], federation: Federation, backend: LL
     elif kind == "untrained":
         prompt = untrained_prompt(federation)
     elif kind is None:
-        # Without dev rows, because the run would measure no prompt and the untrained one too.
+        # Without dev rows, because the run would also measure other prompts on them.
         run = await simulate(replace(federation, dev=()), backend=backend)
         if run.status not in ("completed", "budget_exhausted"):
             raise FedOneError(f"the run ended as {run.status}: {run.reason}")

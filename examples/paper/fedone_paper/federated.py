@@ -138,9 +138,10 @@ def run_facts(federation: Federation, result: RunResult) -> Result:
 
 
 def start_of(curve: Sequence[Mapping[str, Any]], target: str) -> float:
-    """Return the start of a target: the untrained expected value, if measured, else the prompt's.
+    """Return the value from which the gain of a target counts.
 
-    The loss of one untrained prompt may be low by chance. Its target could then be unreachable.
+    This is the expected value of untrained prompts, if it was measured. The value of the one
+    deployable prompt may be good by chance, and its target then out of reach.
     """
     kind = target.rpartition("_")[2]
     found: float = curve[0].get(f"expected_{kind}", curve[0][f"prompt_{kind}"])
@@ -203,7 +204,7 @@ def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
         "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
         "method": tuning.method,
         "participation": {"clients_per_round": tuning.clients_per_round},
-        "budget": None,  # present, because this document identifies trials
+        "budget": None,  # the key is part of the trial's identity
         "rounds": tuning.rounds,
         "evaluation": {"every": tuning.every, "examples": tuning.curve_examples},
         "backend": backend,

@@ -19,7 +19,7 @@ from fedone_sdk.task import Example, TaskSpec, target_of
 _BATCH_SIZE = 32
 _WEIGHT_DECAY = 0.01
 _PATIENCE = 3
-"""Consecutive epochs without a lower held-out loss after which training ends."""
+"""Training ends after this number of epochs in a row without a lower held-out loss."""
 _HELD_OUT = 0.2
 """Share of each label's rows that are held out; at least one row per label."""
 

@@ -28,10 +28,10 @@ def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measure, on the dev split, a prompt that is not tuned.
 
     Args:
-        options: ``run``, of which the task, the dev rows and the seed are used; and ``standing``:
-            with ``demonstrations``, as many solved training rows as fit are put before each input
-            (drawn with the seed); ``untrained`` is the deployable prompt of the untrained state;
-            other values use the option ``prompt``.
+        options: ``run``, of which the task, the dev rows and the seed are used, and ``standing``.
+            ``demonstrations``: as many drawn training rows as fit, with their labels, come before
+            each input. ``untrained``: the deployable prompt before training. Other values of
+            ``standing`` use the option ``prompt``.
         workspace: Has the inputs ``model``, ``train`` and ``dev``.
     """
     return asyncio.run(_measured(options, workspace))

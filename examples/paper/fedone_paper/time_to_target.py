@@ -150,7 +150,7 @@ class _Probe:
     async def follow(self, backend: LLMBackend) -> None:
         """Measure until the run ends or its targets are reached."""
         while (point := await self._points.get()) is not None and not self.enough.is_set():
-            assert self._run is not None  # `watch` sets it before it queues a point
+            assert self._run is not None  # set by `watch`
             done, queries, state = point
             found: dict[str, Any] = {"round": done, "queries": queries}
             method, probing = self._run.machine.method, self._probing

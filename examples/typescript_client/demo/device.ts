@@ -1,8 +1,8 @@
 // One device as a Node program: node dist/demo/device.js URL rows.jsonl [STATE]
-// FEDONE_TOKEN is its enrolment token. Prints what happens, a line of JSON for each event; SIGTERM
-// and Ctrl-C end it. With MODEL_URL it asks a model of its own there, and with BACKEND the `backend`
-// of that module, instead of the aggregator's; POLICY is the `policy` as JSON,
-// FIELDS are the columns that it lets out, REFLECT (`gateway` or `model`) is what reflects.
+// Prints each event as a line of JSON; SIGTERM and Ctrl-C stop it. Variables: FEDONE_TOKEN, the
+// enrolment token. MODEL_URL, the URL of a model, or BACKEND, a module whose `backend` is the model
+// (by default the aggregator's). POLICY, the `policy` as JSON. FIELDS, the columns for runs.
+// REFLECT, the model that reflects: `gateway` or `model`.
 import { readFileSync } from "node:fs";
 import { FileStorage } from "../adapters/node/index.js";
 import { EdgeClient, MemoryStorage } from "../src/index.js";

@@ -1,5 +1,5 @@
 // Many devices in one process, for measurements: node dist/demo/fleet.js URL TOKEN rows.jsonl COUNT
-// Prints a line once it is loaded, begins at a line of input, and prints a line in the end.
+// Prints a line when it is loaded, starts after a line of input, and prints a line at the end.
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
 import { EdgeClient, MemoryStorage } from "../src/index.js";

@@ -1,4 +1,4 @@
-// A page that takes part while it is open. The token is typed in, and never part of the page.
+// A page that works as a device while it is open. The user types the token; it is not in the page.
 import { inOneTab, IndexedDbStorage } from "../adapters/browser/index.js";
 import { EdgeClient } from "../src/index.js";
 

@@ -1,5 +1,5 @@
-// The device's own model for demo/device.ts: BACKEND=models/dist/node.js MODEL=FILE.gguf. Run by
-// itself it answers the queries of its input, a JSON list, with their seconds and its memory.
+// The model for demo/device.ts: BACKEND=models/dist/node.js MODEL=FILE.gguf. As a program it
+// reads a JSON list of queries from its input, and prints answers, seconds and its memory.
 import { text } from "node:stream/consumers";
 import { fileURLToPath } from "node:url";
 import { Template } from "@huggingface/jinja";
@@ -11,8 +11,8 @@ const { MODEL: modelPath = "", THREADS = "1" } = process.env;
 const options = { gpu: false, build: "never", logLevel: LlamaLogLevel.error } as const;
 const llama = await getLlama({ ...options, maxThreads: Number(THREADS) });
 const model = await llama.loadModel({ modelPath });
-// Attention as in the SDK's `llama_cpp` backend: in single precision where the weights are not
-// quantised (float32, float16, bfloat16), else fast.
+// Attention as in the SDK's `llama_cpp` backend: single precision if the weights are not quantised
+// (float32, float16, bfloat16), otherwise flash attention.
 const isExact = [0, 1, 32].includes(Number(model.fileInfo.metadata.general.file_type));
 const exact = { experimentalKvCacheKeyType: "F32", experimentalKvCacheValueType: "F32" } as const;
 const context = await model.createContext({

@@ -1,5 +1,5 @@
-// A page whose device has a model of its own, in WebAssembly. It is served with wllama.wasm, rows.json
-// and the model, whose name follows # in its address.
+// A page that works as a device with a model in WebAssembly. Serve it with wllama.wasm, rows.json
+// and the model; the name of the model's file follows # in the address.
 import { Wllama } from "@wllama/wllama";
 import { inOneTab, IndexedDbStorage } from "../adapters/browser/index.js";
 import { fingerprintOf, wllama } from "../adapters/models/wllama.js";
@@ -7,7 +7,7 @@ import type { Backend, ModelQuery } from "../src/backend.js";
 import { EdgeClient } from "../src/index.js";
 
 const SIZE = { n_ctx: 1024, n_parallel: 1, n_gpu_layers: 0 };
-// Attention in single precision: devices with other engines then agree to 0.01 nats.
+// Attention in single precision, so that devices with other engines agree to 0.01 nats.
 const EXACT = { flash_attn: false, cache_type_k: "f32", cache_type_v: "f32" } as const;
 
 const value = (id: string): string => (document.getElementById(id) as HTMLInputElement).value;
@@ -23,7 +23,7 @@ const loading = (async (): Promise<Backend> => {
   return wllama(engine, await fingerprintOf(name, file));
 })();
 
-/** The answers to queries, and the seconds that they took. */
+/** Returns the answers to queries, and the time in seconds. */
 async function score(queries: readonly ModelQuery[]) {
   const backend = await loading;
   const start = performance.now();

@@ -1,4 +1,4 @@
-// Compiled only: the adapters fit what the engines' own types say.
+// Only compiled: checks that the adapters fit the types of the engines.
 import { Template } from "@huggingface/jinja";
 import type { Wllama } from "@wllama/wllama";
 import type { LlamaContext } from "llama.rn";

@@ -1,4 +1,4 @@
-// Prints the size of the client as an app bundles it: minified, and compressed by gzip.
+// Prints the size of the client in the bundle of an app, minified and compressed by gzip.
 import { gzipSync } from "node:zlib";
 import { build } from "esbuild";
 

@@ -1,4 +1,4 @@
-// Writes src/messages.ts from the devices' OpenAPI document; with --check it says whether the file is current.
+// Writes src/messages.ts from the devices' OpenAPI document; --check reports whether it is current.
 import { readFileSync, writeFileSync } from "node:fs";
 import { compile } from "json-schema-to-typescript";
 
@@ -19,20 +19,20 @@ const WANTED = [
   ],
 ];
 
-/** The schema in the draft that the generator reads: names for definitions only. */
+/** Adapts the schema to the draft that the generator reads; only definitions keep their names. */
 function plain(schema) {
   if (Array.isArray(schema)) return schema.map(plain);
   if (schema === null || typeof schema !== "object") return schema;
   if (schema.$ref) return { $ref: schema.$ref.replace("#/components/schemas/", "#/$defs/") };
   const { title, discriminator, default: _, minItems, maxItems, ...rest } = schema;
   const found = Object.fromEntries(Object.entries(rest).map(([key, value]) => [key, plain(value)]));
-  // Tuples have a length.
+  // Tuples have a fixed length.
   if (minItems === maxItems && minItems) Object.assign(found, { minItems, maxItems });
   if (found.description) found.description = found.description.replaceAll("``", "`");
   return found;
 }
 
-/** Without the `title` of a property that happens to be called so. */
+/** A definition, in which properties called `title` are kept. */
 function definition(schema) {
   const properties = Object.entries(schema.properties ?? {});
   const kept = Object.fromEntries(properties.map(([name, value]) => [name, plain(value)]));

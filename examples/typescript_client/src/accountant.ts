@@ -1,10 +1,10 @@
-/** What the grid of the noise costs at most; `fedone_sdk/accountant.py` has the proof. */
+/** Margin for rounding the noise to a grid; `fedone_sdk/accountant.py` has the proof. */
 const MARGIN = 1e-6;
 
 /**
- * Epsilon of releases with discrete Gaussian noise, as `fedone_sdk.accountant` has it: their
- * multipliers s add up to one Gaussian with 1 / s^2 = the sum of all 1 / s^2, whose exact curve is
- * known (Balle and Wang 2018).
+ * Epsilon of several messages with discrete Gaussian noise, as in `fedone_sdk.accountant`. With
+ * noise multipliers s, they are together one Gaussian with 1 / s^2 = the sum of all 1 / s^2. Its
+ * epsilon is known (Balle and Wang 2018).
  *
  * @param precision The sum of all 1 / s^2.
  * @param delta From 0 to 1, both excluded.

@@ -7,9 +7,9 @@ type DType = Tensor["dtype"];
 const ARRAYS = { float32: Float32Array, uint8: Uint8Array, uint16: Uint16Array };
 
 /**
- * The elements of an array of a message, flat, in C order.
+ * The elements of a message's array, flat, in C order.
  *
- * @throws MessageError It is no array, or its bytes do not fit its type and shape.
+ * @throws MessageError The value is not an array, or its bytes do not fit its type and shape.
  */
 export function unpack(array: Tensor): number[] {
   const kind = ARRAYS[array?.dtype];
@@ -29,7 +29,7 @@ export function unpack(array: Tensor): number[] {
   return values;
 }
 
-/** An array for a message, of numbers in C order; `float32` rounds to the nearest. */
+/** An array for a message, from numbers in C order; `float32` rounds to the nearest number. */
 export function pack(values: readonly number[], shape: number[], dtype: DType): Tensor {
   return { dtype, shape, data: toBase64(new Uint8Array(ARRAYS[dtype].from(values).buffer)) };
 }

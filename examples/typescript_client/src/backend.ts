@@ -1,9 +1,9 @@
-/** A stretch of an input: its kind, and its text. */
+/** A part of an input: its kind, and its text. */
 export type Part = readonly [
   /**
-   * `prompt` is what is tuned; only a `field` may be shortened to fit the model; a `mask`, of masked
-   * models, has no text. In a chat a `role` opens each message and names it (`system`, `user`,
-   * `assistant`); the last one is the `assistant`'s, which the model continues.
+   * `prompt` is the tuned text. Only a `field` may be shortened to fit the model. A `mask` (of a
+   * masked model) has no text. In a chat, a `role` begins each message and names a role (`system`,
+   * `user`, `assistant`). The last message is the `assistant`'s, which the model continues.
    */
   kind: "text" | "prompt" | "field" | "mask" | "role",
   text: string,
@@ -15,31 +15,31 @@ export type Input = readonly Part[];
 /** One prompt on one mini-batch. */
 export interface ModelQuery {
   /**
-   * The kind of answer to each input: log-probabilities of the label words, the log-probability of a
-   * reference text, or a text.
+   * The requested answer to each input: log-probabilities of the label words (`labels`), the
+   * log-probability of a reference text, or a text.
    */
   readonly want: "labels" | "reference" | "text";
   readonly inputs: readonly Input[];
-  /** For `labels`, with their leading spaces. */
+  /** For `labels`: the label words with their leading spaces. */
   readonly labelWords: readonly string[];
-  /** For `reference`, one text per input. */
+  /** For `reference`: one text per input. */
   readonly references: readonly string[];
-  /** For `text`, the longest that is written, tokens. */
+  /** For `text`: the maximum length, tokens. */
   readonly maxTokens: number;
 }
 
-/** What a model of the device's own answers. */
+/** The answer of a model on the device. */
 export interface ModelAnswer {
-  /** Names the exact model; all devices of a run must have the same. */
+  /** Identifies the exact model, which must be the same on all devices of a run. */
   readonly fingerprint: string;
   /**
-   * Per input one number per label word, or one for `reference`, nats; null where it failed. A label
-   * that the model cannot have written is -1000.
+   * For each input: one number per label word, or one number for `reference`, nats. Null if the
+   * input failed. A label that the model cannot have written has -1000.
    */
   readonly logProbs?: readonly (readonly number[] | null)[];
-  /** Per input what the model wrote, for `text`; null where it failed. */
+  /** For `text`: the generated text for each input; null if the input failed. */
   readonly texts?: readonly (string | null)[];
-  /** What it has cost. */
+  /** The cost. */
   readonly usage?: {
     readonly requests?: number;
     readonly promptTokens?: number;
@@ -49,8 +49,8 @@ export interface ModelAnswer {
 }
 
 /**
- * A model of the device's own: a query in, its answer out. It throws if the model is not available,
- * and the work is declined; an input that the model refuses is null in its answer.
+ * A model on the device, which answers a query. If it throws, the client declines the work. An
+ * input that the model refuses is null in the answer.
  *
  * @param signal Aborted when the client stops.
  */
@@ -62,8 +62,8 @@ export function textOf(input: Input, mask = ""): string {
 }
 
 /**
- * An input of a chat as messages; a last one of the `assistant` is the beginning of the answer.
- * Without content, it and a `system` message are left out.
+ * An input of a chat as messages. An `assistant` message at the end is the beginning of the answer.
+ * It is omitted if it is empty, and so is an empty `system` message.
  */
 export function messagesOf(input: Input): { role: string; content: string }[] {
   const messages: { role: string; content: string }[] = [];

@@ -4,33 +4,33 @@ import { isSendable } from "./task.js";
 import type { Example, Task } from "./task.js";
 
 /**
- * Sees every text before it leaves the device; returns it, a redacted form, or null to hold the
- * example back. One that throws holds it back.
+ * Receives every text before it leaves the device, and returns the text, a redacted text, or null.
+ * If it returns null or throws, the example is not sent.
  */
 export type BeforeSend = (text: string) => string | null | Promise<string | null>;
 
-/** Share of the mini-batch that must have been scored for an update to count. */
+/** Minimum share of the mini-batch that must be scored. */
 const MIN_SCORED_SHARE = 0.8;
 
 /** The examples of one step that may leave the device. */
 export class Minibatch {
   private constructor(
-    /** The text fields of each, after the hook. */
+    /** The text fields of each example, after the hook. */
     readonly texts: readonly Record<string, string>[],
-    /** The reference text of each, after the hook, for loss `nll`; else none. */
+    /** The reference text of each example, after the hook, for loss `nll`; else empty. */
     readonly references: readonly string[],
-    /** The same examples whole; their labels are not sent. */
+    /** The same examples with all their columns; their labels are not sent. */
     readonly examples: readonly Example[],
-    /** Examples that the hook held back, or whose filtered texts cannot be used. */
+    /** Number of examples that the hook withheld, or whose filtered texts cannot be used. */
     readonly vetoed: number,
-    /** Whether the server learns the number of examples only, and not what became of them. */
+    /** Whether the server learns only the number of examples, and not how many failed. */
     readonly isPrivate: boolean,
   ) {}
 
   /**
    * Applies the hook to the examples of a step.
    *
-   * @throws Declining The hook held too many back.
+   * @throws Declining The hook withheld too many examples.
    */
   static async of(
     task: Task,
@@ -59,10 +59,10 @@ export class Minibatch {
   }
 
   /**
-   * Counts what became of the examples; private ones count as scored.
+   * Counts scored, failed and withheld examples. If they are private, all count as scored.
    *
-   * @param failed Positions of those that the model failed on.
-   * @throws Declining Too few were scored, and they are not private.
+   * @param failed Positions of the examples for which the model failed.
+   * @throws Declining Too few examples were scored, and they are not private.
    */
   check(failed: ReadonlySet<number>): Scored {
     const total = this.texts.length + this.vetoed;

@@ -3,13 +3,13 @@ import { systemClock } from "./clock.js";
 import { Ending } from "./waits.js";
 
 /**
- * Works for as long as the system lets a background job: turn after turn while there is work.
+ * Works as long as the system allows a background job: one turn after another while there is work.
  *
- * @param client Works.
- * @param options.seconds Maximum duration of the turn; its results so far are kept.
- * @param options.signal Ends it at once, as the system does when the time is over.
+ * @param client The client.
+ * @param options.seconds Maximum duration of the turns; results so far are kept.
+ * @param options.signal Stops the work at once, for example when the system ends the job.
  * @param options.waitS How long each request for work may stay open, seconds.
- * @returns What the last turn came to.
+ * @returns The outcome of the last turn.
  * @throws Error As `EdgeClient.run`.
  */
 export async function burst(

@@ -44,42 +44,42 @@ import type { Ask } from "./waits.js";
 import { checkedPrompts, lossesUpdate } from "./work.js";
 
 /**
- * What one turn came to: `worked` when an update was accepted, `declined` when the work was given
- * back, `refused` when it came too late or the run scores with another model, `idle` when there was
- * no work, `paused` when the app's condition does not hold, `offline` when the aggregator could not
- * be reached, `ended` when there will be no more work, `stopped` when the signal was aborted.
+ * The outcome of a turn. `worked`: an update was accepted. `declined`: the work was declined.
+ * `refused`: the update was too late, or the run uses another model. `idle`: there was no work.
+ * `paused`: the app's condition is false. `offline`: the server was not reached. `ended`: no more
+ * work will come. `stopped`: the signal was aborted.
  */
 export type Outcome =
   "worked" | "declined" | "refused" | "idle" | "paused" | "offline" | "ended" | "stopped";
 
-/** Where a client stands. */
+/** The state of a client. */
 export interface Status {
   /** The device's public name; undefined until it has enrolled. */
   readonly clientId?: string;
-  /** Whether the aggregator answered last. */
+  /** Whether the last request reached the server. */
   readonly online: boolean;
-  /** Whether a finished update waits to be sent. */
+  /** Whether a finished update is not sent yet. */
   readonly unsent: boolean;
-  /** The current work, and how many of its prompts have their losses. */
+  /** The current work, with the number of scored prompts and of all prompts. */
   readonly work?: WorkFacts & { readonly done: number; readonly total: number };
-  /** What the last turn came to. */
+  /** The outcome of the last turn. */
   readonly outcome?: Outcome;
-  /** The epsilon spent so far; undefined unless `policy` requires privacy. */
+  /** The sum of epsilon so far; undefined unless `policy` requires privacy. */
   readonly epsilon?: number;
-  /** How long to wait before the next turn, seconds. */
+  /** The wait before the next turn, seconds. */
   readonly nextTurnS: number;
 }
 
-/** How often a condition that does not hold is asked again, seconds. */
+/** Interval between two checks of a condition that is false, seconds. */
 const CONDITION_POLL_S = 10;
 
-/** The longest that a server may hold a request for work open, seconds. */
+/** Maximum time that a request for work may stay open, seconds. */
 const MAX_CLAIM_S = 60;
 
-/** How long `run` lets it, seconds. */
+/** The same time in `run`, seconds. */
 const CLAIM_S = 25;
 
-/** Refusals that leave nothing to give back: the work is gone, or kept while the run is paused. */
+/** Refusals after which nothing is declined: the work has ended, or is kept during a pause. */
 const NOT_DECLINED = [
   "assignment_expired",
   "model_mismatch",
@@ -91,10 +91,10 @@ const NOT_DECLINED = [
 /**
  * A device that takes part in prompt tuning with its own labelled texts.
  *
- * Through the gateway (the default) the texts of a mini-batch leave the device; `beforeSend` sees
- * each of them first. Labels are not sent, but the server can compute them from exact losses. A run
- * that renders another column than `fields`, takes another one for the label, or has other labels
- * is declined. The `alpha` exchange is refused: this client does the `losses` exchange.
+ * By default the texts of a mini-batch are sent to the gateway; `beforeSend` receives each text
+ * first. Labels are not sent, but the server can compute them from exact losses. The client
+ * declines a run that renders a column outside `fields`, or has another label column or other
+ * labels. It supports only the exchange `losses`, and not `alpha`.
  *
  * @example
  * const client = new EdgeClient({ server, token, data: examples, storage });
@@ -108,13 +108,13 @@ export class EdgeClient {
   readonly #current: CurrentWork;
   readonly #account: Account;
   readonly #consent: Consent;
-  /** Runs that the examples did not fit. */
+  /** Runs that do not fit the examples. */
   readonly #unfit = new Map<string, Run>();
   readonly #known: KnownRuns;
   readonly #backoff = new Backoff();
-  /** Fingerprint of the device's own model, once it has answered. */
+  /** Fingerprint of the model on the device, after its first answer. */
   #model: string | undefined;
-  /** Whether the device may fit more runs than at its last claim. */
+  /** Whether more runs may fit the device than at its last request for work. */
   #changed = true;
   #held = true;
   #work: Status["work"];
@@ -123,7 +123,7 @@ export class EdgeClient {
   #turns: Promise<unknown> = Promise.resolve();
   /** The signal of the current turn. */
   #signal: AbortSignal | undefined;
-  /** Calls a function of the app's; what it waits for ends with the turn. */
+  /** Calls a function of the app; the call ends with the turn. */
   readonly #ask: Ask;
 
   /** @throws ArgumentError An argument cannot be used. */
@@ -158,13 +158,13 @@ export class EdgeClient {
   }
 
   /**
-   * Works until the aggregator says that its runs have ended, or the signal is aborted. The
-   * aggregator may restart or be out of reach meanwhile.
+   * Works until the server's runs have ended, or the signal is aborted. Meanwhile the server may
+   * restart or be unreachable.
    *
-   * @param options.signal Stops it at once; current work continues next time.
-   * @throws ProblemError The aggregator does not let this device in, or not this version.
+   * @param options.signal Stops the client at once; its current work continues at the next start.
+   * @throws ProblemError The server rejects this device, or this version of the client.
    * @throws ArgumentError There is neither an identity nor a token.
-   * @throws UnsupportedError The run of `runId` asks for what this client does not do.
+   * @throws UnsupportedError The run of `runId` needs a feature that this client does not have.
    */
   async run({ signal }: { signal?: AbortSignal } = {}): Promise<void> {
     for (;;) {
@@ -180,11 +180,11 @@ export class EdgeClient {
   }
 
   /**
-   * Hands in what waits, asks for work once, and does it: for apps that the system wakes.
+   * Sends an unsent update, requests work once, and does it: for apps that the system wakes.
    *
    * @param options.waitS How long the request for work may stay open, seconds, from 0 to 60.
-   * @param options.signal Ends it at once; what is done is kept.
-   * @returns What it came to; `status().nextTurnS` says when to come again.
+   * @param options.signal Stops the turn at once; finished parts are kept.
+   * @returns The outcome; `status().nextTurnS` is the wait before the next turn.
    * @throws Error As `run`.
    */
   async runOnce({ waitS = 0, signal }: RunOnceOptions = {}): Promise<Outcome> {
@@ -200,7 +200,7 @@ export class EdgeClient {
     return turn;
   }
 
-  /** Where the client stands. */
+  /** The state of the client. */
   status(): Status {
     const { clientId } = this.#link.identity;
     const { epsilon } = this.#account;
@@ -235,7 +235,7 @@ export class EdgeClient {
     return outcome;
   }
 
-  /** Enrols as a new device where the server has lost its clients, or revoked this one. */
+  /** Enrols as a new device if the server has lost its clients, or has revoked this device. */
   async #refusedDevice(error: unknown): Promise<Outcome> {
     const isUnknown = error instanceof ProblemError && error.code === "unauthorized";
     if (!isUnknown || !this.#link.mayEnrolAgain) throw error;
@@ -246,7 +246,7 @@ export class EdgeClient {
     return "idle";
   }
 
-  /** Decides what ends a turn, and what ends the client. */
+  /** Returns the outcome for an error that ends a turn; throws an error that ends the client. */
   #brokenOff(error: unknown): Outcome {
     if (error instanceof Stopped) return "stopped";
     if (error instanceof PutOff) return "paused";
@@ -255,7 +255,7 @@ export class EdgeClient {
       error instanceof TransportError ||
       error instanceof MessageError;
     if (!passes) throw error;
-    // An answer that is none of an aggregator's is a hotel's login page, say: offline.
+    // For example, the response is the login page of a hotel's network: offline.
     this.#link.isDown(error);
     this.#nextTurnS = this.#backoff.nextS(askedS(error));
     return "offline";
@@ -288,7 +288,7 @@ export class EdgeClient {
     };
     let claimed;
     try {
-      // After an outage the first request does not wait: its answer says that the server is back.
+      // After an outage the first request does not wait, so that its response comes immediately.
       const isBack = waitS > 0 && !this.#link.online;
       claimed = await claim(isBack ? 0 : waitS);
       if (isBack && "retryAfterS" in claimed) claimed = await claim(waitS);
@@ -317,7 +317,7 @@ export class EdgeClient {
     this.#tell({ kind: "assigned", ...facts });
     if (assignment.exchange !== "losses") return this.#unsupported(facts, signal);
     const renew = (ended: AbortSignal) => this.#link.renew(assignmentId, ended);
-    // Ends what the work waits for: with the turn, or when the seat's time is over.
+    // Ends all waits of the work when the turn ends, or at the deadline of the seat.
     const work = new Ending(signal);
     const endLease = keepLease(assignment.deadline_s, renew, this.#clock, work.stop);
     try {
@@ -329,7 +329,7 @@ export class EdgeClient {
         if (isNotDeclined(failure)) throw failure;
         return await this.#declined(facts, failure, signal);
       }
-      // Kept before it is sent.
+      // Stored before it is sent.
       if (unsent !== this.#current.unsent) await this.#current.put(unsent);
       const outcome = await this.#handIn(unsent, signal);
       if (outcome === "worked") this.#backoff.reset();
@@ -346,7 +346,7 @@ export class EdgeClient {
     }
   }
 
-  /** Scores what the assignment asks for; the update as it is sent. */
+  /** Scores the prompts of the assignment, and returns the update. */
   async #done(
     assignment: LossesAssignment,
     held: readonly Example[],
@@ -361,7 +361,7 @@ export class EdgeClient {
     try {
       run = await this.#known.run(assignment.run_id, version, signal);
     } catch (error) {
-      // Of a newer version, say: to keep the seat until its deadline would hold the run up.
+      // The message may be of a newer version. Without a decline, the seat would stay occupied.
       if (error instanceof MessageError) throw new Declining(error.message);
       throw error;
     }
@@ -402,7 +402,7 @@ export class EdgeClient {
     }
   }
 
-  /** A wait of the work that its seat's time has ended, and not the app, declines it. */
+  /** If the deadline, and not the app, ended a wait, returns an error that declines the work. */
   #late(error: unknown): unknown {
     const isLate = error instanceof Stopped && !this.#signal?.aborted;
     return isLate ? new Declining(`no time is left for ${error.message}`) : error;
@@ -445,7 +445,7 @@ export class EdgeClient {
   async #unsupported(facts: WorkFacts, signal: AbortSignal | undefined): Promise<Outcome> {
     const reason = "this client does not do the alpha exchange (participation: {exchange: losses})";
     const outcome = await this.#declined(facts, new Declining(reason), signal);
-    // Nothing else comes.
+    // The client works only for this run.
     if (this.#options.runId !== undefined) throw new UnsupportedError(reason);
     return outcome;
   }
@@ -457,7 +457,7 @@ export class EdgeClient {
   ): Promise<Outcome> {
     const isPrivate = error instanceof Withheld;
     const failure = isPrivate ? error.cause : error;
-    // Of a bug only the kind: its words may quote private text.
+    // Of an unknown error only the type, because its message may quote private text.
     const known = failure instanceof FedOneError;
     const reason = known ? failure.message : `the client failed with ${kindOf(failure)}`;
     const unfit = failure instanceof Declining && failure.unfit;
@@ -472,9 +472,9 @@ export class EdgeClient {
     return "declined";
   }
 
-  // Handing in
+  // Sending updates
 
-  /** Hands in what was finished before this device stopped or went offline. */
+  /** Sends an update that was finished before the device stopped or went offline. */
   async #handInWaiting(signal: AbortSignal | undefined): Promise<void> {
     await this.#current.load();
     const { unsent } = this.#current;
@@ -490,10 +490,10 @@ export class EdgeClient {
   }
 
   /**
-   * Returns finished work; sent again, it gets the same receipt.
+   * Sends an update. If the same update is sent again, it gets the same receipt.
    *
-   * An update that is refused while its assignment is open is declined, or the next claim would
-   * get the same assignment.
+   * If the server refuses the update of an open assignment, the client declines the assignment. The
+   * next request for work would otherwise return it again.
    */
   async #handIn(unsent: Unsent, signal: AbortSignal | undefined): Promise<Outcome> {
     const { body: _, ...facts } = unsent;
@@ -511,14 +511,14 @@ export class EdgeClient {
 
   // The app's functions
 
-  /** Whether the device may work now; not when the app's function fails. */
+  /** Whether the device may work now; false if the app's function fails. */
   async #holds(): Promise<boolean> {
     const { onlyWhen } = this.#options;
     let held = onlyWhen === undefined;
     try {
       if (onlyWhen) held = await this.#ask("onlyWhen", onlyWhen);
     } catch (error) {
-      if (error instanceof Stopped) throw error; // else it counts as false
+      if (error instanceof Stopped) throw error; // other errors count as false
     }
     if (held !== this.#held) this.#tell({ kind: held ? "resumed" : "paused" });
     this.#held = held;
@@ -529,24 +529,24 @@ export class EdgeClient {
     try {
       this.#options.onEvent?.(event);
     } catch {
-      // An app's display must not end the work.
+      // An error in the app's display must not end the work.
     }
   }
 }
 
-/** How `runOnce` asks for work. */
+/** Options of `runOnce`. */
 export interface RunOnceOptions {
   readonly waitS?: number;
   readonly signal?: AbortSignal;
 }
 
-/** Whether work that ended so is lost, kept, or continued later; else it is declined. */
+/** Whether the work need not be declined after an error, because it is lost or continues later. */
 function isNotDeclined(error: unknown): boolean {
-  if (error instanceof RefusedBetween) return false; // The same request meets it again.
+  if (error instanceof RefusedBetween) return false; // A repetition would be refused too.
   if (error instanceof MessageError || error instanceof TransportError) return true;
   if (error instanceof PutOff || error instanceof Stopped) return true;
   if (!(error instanceof ProblemError)) return false;
-  // A model that stayed away for all attempts may stay away for long, unless it says how long.
+  // A model that was unavailable in all attempts may be so for long, unless it names a delay.
   const staysAway = error.code === "backend_unavailable" && askedS(error) <= PATIENCE_S;
   return (isRetryable(error) && !staysAway) || NOT_DECLINED.includes(error.code);
 }

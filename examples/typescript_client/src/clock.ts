@@ -1,14 +1,14 @@
 import { Stopped } from "./errors.js";
 
-/** The device's time, injected so that tests need not wait. */
+/** The device's time; tests replace it to avoid waiting. */
 export interface Clock {
-  /** Seconds by a clock that never goes back; its zero means nothing. */
+  /** Seconds of a clock that never goes back, from any starting point. */
   now(): number;
 
   /**
    * Waits.
    *
-   * @param seconds How long.
+   * @param seconds Duration of the wait.
    * @param signal Ends the wait early.
    * @throws Stopped The signal was aborted.
    */

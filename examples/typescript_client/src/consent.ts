@@ -4,31 +4,31 @@ import type { Example, Run, Task } from "./task.js";
 
 /** The columns that an app lets a run use. */
 export interface Columns {
-  /** The label column, `label` by default. It is compared with answers on the device. */
+  /** The label column, `label` by default. Its values are compared with answers on the device. */
   readonly label?: string;
   /**
-   * Columns that a run may render; by default every column but the label. With the label among
-   * them, the gateway gets it as the reference text of the loss `nll`. Rows without one of them
-   * take part in no run.
+   * Columns that a run may render; by default all columns except the label column. If the label
+   * column is included, the gateway gets it as the reference text of the loss `nll`. Rows that lack
+   * one of the columns are not used.
    */
   readonly fields?: readonly string[];
 }
 
-/** The rows that take part in a run, or why none does, without a value of a row. */
+/** The rows that take part in a run, or why no row does, without any value of a row. */
 export type Admitted =
   | { readonly rows: readonly Example[]; readonly refusal?: undefined }
   | { readonly refusal: string };
 
-/** All that a server learns of why rows are not used, where they are private. */
+/** The only reason that the server gets if rows are private. */
 export const WITHHELD = "the run does not fit this device";
 
 const UNCOVERED = "the run's labels do not include all labels of the device";
 
 /**
- * What a device lets a run use of its rows; every other module asks here.
+ * Decides which rows and columns a run may use.
  *
- * Which rows take part follows from the columns that the app names, not from a task: a task can
- * neither select rows nor count them. A run that cannot use all of these rows does not fit.
+ * The rows depend only on the columns that the app names. A task can neither select nor count rows.
+ * A run that cannot use all of these rows does not fit the device.
  */
 export class Consent {
   readonly #label: string;
@@ -36,7 +36,7 @@ export class Consent {
   readonly #labels: ReadonlySet<string> | undefined;
 
   /**
-   * @param labels Values of the label column; rows with another one are left out.
+   * @param labels Values of the label column; rows with another value are not used.
    * @param isPrivate Whether the device requires privacy.
    * @throws ArgumentError A column is missing or cannot be used.
    */
@@ -59,7 +59,7 @@ export class Consent {
   /**
    * The rows that take part in a run.
    *
-   * @param gateway Whether the gateway scores, rather than a model of the device's own.
+   * @param gateway Whether the gateway scores the prompts, instead of a model on the device.
    */
   admit({ task }: Run, held: readonly Example[], gateway: boolean): Admitted {
     const refusal = this.#refusal(task, gateway);

@@ -3,12 +3,12 @@ export class FedOneError extends Error {
   override name = "FedOneError";
 }
 
-/** An argument cannot be used; the message names it and says what is allowed. */
+/** An argument cannot be used; the message names the argument and the allowed values. */
 export class ArgumentError extends FedOneError {
   override name = "ArgumentError";
 }
 
-/** The run asks for something that this client does not do, such as the `alpha` exchange. */
+/** The run needs a feature that this client does not have, such as the exchange `alpha`. */
 export class UnsupportedError extends FedOneError {
   override name = "UnsupportedError";
 }
@@ -19,19 +19,19 @@ export class TransportError extends FedOneError {
 
   constructor(
     message: string,
-    /** How long to wait before the same call, seconds; undefined does not say. */
+    /** Delay before the same call, seconds; undefined if unknown. */
     readonly retryAfterS?: number,
   ) {
     super(message);
   }
 }
 
-/** What came is not an aggregator's answer: the login page of a network, for example. */
+/** The response is not an aggregator's, for example the login page of a network. */
 export class MessageError extends FedOneError {
   override name = "MessageError";
 }
 
-/** A proxy refuses a request by a 4xx of its own, which the same request meets again. */
+/** A proxy refused a request with a 4xx status; a repetition would be refused too. */
 export class RefusedBetween extends MessageError {
   override name = "RefusedBetween";
 }
@@ -41,44 +41,44 @@ export class ProblemError extends FedOneError {
   override name = "ProblemError";
 
   constructor(
-    /** Stable; programs branch on it (docs/reference/errors.md). */
+    /** Stable code, which programs can rely on (docs/reference/errors.md). */
     readonly code: string,
     /** The HTTP status. */
     readonly status: number,
-    /** What happened, for a person. */
+    /** The problem, in words for people. */
     readonly detail: string,
-    /** How long to wait before the same call, seconds; undefined does not say. */
+    /** Delay before the same call, seconds; undefined if unknown. */
     readonly retryAfterS?: number,
   ) {
     super(`${code}: ${detail}`);
   }
 }
 
-/** Work that cannot be completed; it is declined. */
+/** Work that the client cannot complete, and therefore declines. */
 export class Declining extends FedOneError {
   constructor(
     message: string,
-    /** Whether the device fits no work of the run; nothing was asked then. */
+    /** Whether no work of the run fits the device; then nothing was requested. */
     readonly unfit = false,
   ) {
     super(message);
   }
 }
 
-/** A failure that may depend on private rows: the server learns only that work is declined. */
+/** A failure that may depend on private rows. The server learns only that work is declined. */
 export class Withheld extends FedOneError {
   constructor(override readonly cause: unknown) {
     super("withheld");
   }
 }
 
-/** The app's condition does not hold: the work waits. */
+/** The app's condition is false, so the work waits. */
 export class PutOff extends FedOneError {}
 
-/** The app's signal, or the end of the work's time, has ended a wait; names what was waited for. */
+/** The app's signal, or the deadline of the work, has ended a wait; the message says of what. */
 export class Stopped extends FedOneError {}
 
-/** Whether the same call, sent again later, may succeed. */
+/** Whether the same call may succeed later. */
 export function isRetryable(error: unknown): boolean {
   if (error instanceof ProblemError) {
     const passes = error.status >= 500 && error.code !== "backend_failed";
@@ -87,18 +87,18 @@ export function isRetryable(error: unknown): boolean {
   return error instanceof TransportError;
 }
 
-/** Whether the aggregator refuses for good. */
+/** Whether the aggregator refuses permanently. */
 export function isRefusal(error: unknown): error is ProblemError {
   return error instanceof ProblemError && !isRetryable(error);
 }
 
-/** The wait that the server asks for, seconds; 0 where it does not say. */
+/** The wait that the server requests, seconds; 0 if it requests none. */
 export function askedS(error: unknown): number {
   const says = error instanceof ProblemError || error instanceof TransportError;
   return says ? (error.retryAfterS ?? 0) : 0;
 }
 
-/** The kind of an error that an app's function threw: its words may quote private text. */
+/** The type of an app function's error, without the message, which may quote private text. */
 export function kindOf(error: unknown): string {
   return error instanceof Error ? error.name : typeof error;
 }

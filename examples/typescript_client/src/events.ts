@@ -1,33 +1,33 @@
-/** What a client tells its app; neither texts nor secrets are in it. */
+/** Events for the app; they contain neither texts nor secrets. */
 export type ClientEvent =
-  /** The device has an identity. */
+  /** The device has enrolled. */
   | { readonly kind: "enrolled" }
-  /** The device waits for work, and the server is there; `retryAfterS` is the delay it asked for. */
+  /** There is no work at the moment; `retryAfterS` is the delay that the server requests. */
   | { readonly kind: "waiting"; readonly retryAfterS?: number }
-  /** It has work. */
+  /** The device has received work. */
   | ({ readonly kind: "assigned" } & WorkFacts)
-  /** So many of the work's prompts have their losses. */
+  /** `done` of the work's `total` prompts are scored. */
   | ({ readonly kind: "scored"; readonly done: number; readonly total: number } & WorkFacts)
-  /** The server has taken the work. */
+  /** The server has accepted the update. */
   | ({ readonly kind: "updated" } & WorkFacts)
-  /** The device gave the work back. */
+  /** The device has declined the work. */
   | ({ readonly kind: "declined"; readonly reason: string } & WorkFacts)
-  /** The server did not take the work: too late, or of another model. */
+  /** The server has refused the update: it was too late, or from another model. */
   | ({ readonly kind: "refused"; readonly reason: string } & Partial<WorkFacts>)
-  /** The app's condition stopped or began to hold. */
+  /** The app's condition became false or true. */
   | { readonly kind: "paused" | "resumed" }
-  /** The server cannot be reached, or can again. */
+  /** The server cannot be reached, or can be reached again. */
   | { readonly kind: "offline"; readonly reason: string }
   | { readonly kind: "online" }
   /** There will be no more work. */
   | { readonly kind: "ended" };
 
-/** Which work it is. */
+/** The work of an event. */
 export interface WorkFacts {
   readonly runId: string;
   readonly assignmentId: string;
   readonly round: number;
 }
 
-/** Gets each event; an exception in it changes nothing. */
+/** Called with each event; an exception in it has no effect. */
 export type OnEvent = (event: ClientEvent) => void;

@@ -5,22 +5,22 @@ import type { Renewal } from "./messages.js";
 const RETRY_S = 3;
 const RETRY_SHARE = 0.1;
 
-/** Bounds of the time between two renewals, whatever the server says; a timer has an upper one. */
+/** Limits of the time between two renewals. (A timer has a maximum delay.) */
 const LEAST_S = 0.2;
 const MOST_S = 86_400;
 
-/** How long before its deadline a seat is given up, seconds, or this share of a short deadline. */
+/** The seat is given up this long before its deadline, seconds, or at this share of a short one. */
 const MARGIN_S = 2;
 
 /**
- * Puts off an assignment's deadline while the work takes longer: a renewal is asked for at half
- * time, and again soon where that fails. Deadlines are spans from now; no clock is compared with
- * the server's.
+ * Renews an assignment while its work takes longer: at half of the time, and again soon after a
+ * failed renewal. A deadline is a duration from now, so the clocks of device and server are never
+ * compared.
  *
- * @param deadlineS Seconds that the server gives.
- * @param renew Asks the server for another deadline.
- * @param over Called when the time is nearly over, and the server renews no more.
- * @returns Ends the renewals.
+ * @param deadlineS Seconds until the deadline.
+ * @param renew Requests a renewal.
+ * @param over Called shortly before the deadline if the server does not renew again.
+ * @returns A function that ends the renewals.
  */
 export function keepLease(
   deadlineS: number,
@@ -42,7 +42,7 @@ export function keepLease(
         since = askedAt;
         waitS = deadlineS / 2;
       } catch (error) {
-        // Renewed as often as the run allows, or the seat is lost.
+        // The assignment was renewed as often as the run allows, or the seat is lost.
         if (!isRetryable(error) && !(error instanceof MessageError)) break;
         waitS = Math.max(Math.min(RETRY_S, RETRY_SHARE * deadlineS), askedS(error));
       }
@@ -51,6 +51,6 @@ export function keepLease(
     await sleep(since + deadlineS - marginS - clock.now());
     over();
   };
-  keep().catch(() => undefined); // the clock's, once it is ended
+  keep().catch(() => undefined); // ended during a wait
   return () => ended.abort();
 }

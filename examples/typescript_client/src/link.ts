@@ -19,32 +19,32 @@ import { readRun } from "./task.js";
 import type { Run } from "./task.js";
 import type { Reply, Request, Transport } from "./transport.js";
 
-/** There is no work now; ask again later. */
+/** There is no work now; repeat the request later. */
 export interface Idle {
   readonly retryAfterS: number;
 }
 
 export type Assignment = AlphaAssignment | LossesAssignment;
 
-/** Keys that an answer must have, and the types of their values. */
+/** Required keys of a response, with the types of their values. */
 type Keys = Record<string, "string" | "number">;
 
 type Options = Omit<Request, "method" | "path" | "token" | "clientId">;
 
-/** The gateway's model takes its time; the assignment's own deadline bounds it. */
+/** Time limit of the gateway, seconds; the assignment's deadline is usually earlier. */
 const SCORE_S = 600;
 
-/** The calls of one device, repeated while they fail for reasons that pass. */
+/** The requests of one device. Requests with temporary failures are repeated. */
 export class Link {
   #down = false;
 
   /**
-   * @param transport Reaches the server.
+   * @param transport Sends requests to the server.
    * @param identity The client's identity.
-   * @param token Enrols the device; undefined where it has an identity.
-   * @param name What people may call the device.
+   * @param token Enrolment token; not needed if the device has an identity.
+   * @param name The device's name for people.
    * @param clock Measures the waits between attempts.
-   * @param tell Told of the enrolment, and when the line goes down or comes up.
+   * @param tell Called after the enrolment, and when the server becomes unreachable or reachable.
    */
   constructor(
     readonly transport: Transport,
@@ -55,18 +55,18 @@ export class Link {
     readonly tell: OnEvent,
   ) {}
 
-  /** Whether the last call was answered. */
+  /** Whether the last request got a response. */
   get online(): boolean {
     return !this.#down;
   }
 
-  /** Whether a device whose identity is refused can get another. */
+  /** Whether a device with a rejected identity can enrol again. */
   get mayEnrolAgain(): boolean {
     return this.token !== undefined && this.identity.credential !== undefined;
   }
 
   /**
-   * Makes sure that the device has an identity.
+   * Enrols the device if it has no identity.
    *
    * @throws ArgumentError There is neither an identity nor a token, or the URL has no enrolment.
    * @throws ProblemError The token is not valid.
@@ -95,7 +95,7 @@ export class Link {
     this.tell({ kind: "enrolled" });
   }
 
-  /** Asks for work. */
+  /** Requests work. */
   async claim(message: Claim, signal?: AbortSignal): Promise<Assignment | Idle> {
     const body = JSON.stringify(message);
     const patienceS = message.wait_s ?? 0;
@@ -111,48 +111,48 @@ export class Link {
     return found;
   }
 
-  /** Fetches what must be known of a run. */
+  /** Fetches a run's task and settings. */
   async task(runId: string, signal?: AbortSignal): Promise<Run> {
     return readRun((await this.#call("GET", `/v1/runs/${runId}/task`, { signal })).text);
   }
 
-  /** Fetches a run's candidates; with a version of them, those that were added since. */
+  /** Fetches a run's candidates, or only those that were added after the version `after`. */
   async vocabulary(runId: string, after: number, signal?: AbortSignal): Promise<VocabularyList> {
     const path = `/v1/runs/${runId}/vocabulary${after > 0 ? `?after=${after}` : ""}`;
     return read<VocabularyList>(await this.#call("GET", path, { signal }), {});
   }
 
-  /** Asks the gateway for scores. */
+  /** Requests scores from the gateway. */
   score(message: Score, signal?: AbortSignal): Promise<Scores> {
     return this.gateway("score", message, { model: "string" }, signal);
   }
 
-  /** Asks the gateway's model. */
+  /** Sends a request to the gateway's model. */
   async gateway<T>(name: string, message: object, keys: Keys, signal?: AbortSignal): Promise<T> {
     const body = JSON.stringify(message);
     const reply = await this.#call("POST", `/v1/${name}`, { body, patienceS: SCORE_S, signal });
     return read<T>(reply, keys);
   }
 
-  /** Returns finished work. */
+  /** Sends a finished update. */
   async update({ assignmentId, body }: Unsent, signal?: AbortSignal): Promise<void> {
     const path = `/v1/assignments/${assignmentId}/update`;
     read(await this.#call("POST", path, { body, signal }), { body_sha256: "string" });
   }
 
-  /** Asks for another deadline. */
+  /** Requests another deadline. */
   async renew(assignmentId: string, signal?: AbortSignal): Promise<Renewal> {
     const reply = await this.#call("POST", `/v1/assignments/${assignmentId}/renew`, { signal });
     return read<Renewal>(reply, { deadline_s: "number" });
   }
 
-  /** Gives work back. */
+  /** Declines work. */
   async decline(assignmentId: string, message: Decline, signal?: AbortSignal): Promise<void> {
     const body = JSON.stringify(message);
     await this.#call("POST", `/v1/assignments/${assignmentId}/decline`, { body, signal });
   }
 
-  /** Says that the server cannot be reached, if it was not said yet. */
+  /** Reports once that the server cannot be reached. */
   isDown(error: unknown): void {
     if (this.#down) return;
     this.#down = true;
@@ -178,10 +178,10 @@ export class Link {
 }
 
 /**
- * The message of an answer.
+ * Returns the message in a response.
  *
- * @param keys Keys that it must have, and the types of their values.
- * @throws MessageError It is none.
+ * @param keys Required keys, with the types of their values.
+ * @throws MessageError The response is not such a message.
  */
 function read<T>({ text }: Reply, keys: Keys): T {
   let found: Record<string, unknown> | null;

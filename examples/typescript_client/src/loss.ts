@@ -2,31 +2,31 @@ import { Declining, kindOf, Stopped } from "./errors.js";
 import { exactSum, mean } from "./numbers.js";
 import type { Example, Task } from "./task.js";
 
-/** What a model said of one input: log-probabilities in nats, or a text. */
+/** A model's answer to one input: log-probabilities in nats, or a text. */
 export type ModelOutput = readonly number[] | string;
 
-/** How good a text is, from 0 (useless) to 1 (perfect), and why, for a model that reflects. */
+/** The value of a text, from 0 (useless) to 1 (perfect), and feedback for a model that reflects. */
 export interface Score {
   readonly value: number;
   readonly feedback: string;
 }
 
-/** A score function of the app's. */
+/** A score function of the app. */
 export type ScoreFunction = (
   generated: string,
   example: Example,
 ) => number | Score | Promise<number | Score>;
 
-/** The largest loss that counts, and that an update can carry. */
+/** Maximum loss of an example, and of an update. */
 export const MAX_LOSS = 1e6;
 
-/** Stands for the logarithm of probability zero: a label that the model did not write. */
+/** The log-probability of a label that the model did not write, in place of -infinity. */
 const LOG_ZERO = -1000;
 
 /**
  * The training loss of one example (docs/explanation/losses.md).
  *
- * @throws Declining The score function is missing or broken.
+ * @throws Declining The score function is missing or fails.
  */
 export async function exampleLoss(
   task: Task,
@@ -40,11 +40,11 @@ export async function exampleLoss(
 }
 
 /**
- * The loss of label log-probabilities.
+ * The loss from label log-probabilities.
  *
- * @param bias Added to them before, one number per label, nats.
- * @returns `cross_entropy`: nats, over the label words only. `brier`: 0 to 2, likewise. `hinge`: with margin 1, over the label
- *   count. `zero_one`: 1 for a wrong label.
+ * @param bias Added to the log-probabilities first, one number per label, nats.
+ * @returns `cross_entropy`: nats, over the label words only. `brier`: 0 to 2, over the label words
+ *   only. `hinge`: margin 1, divided by the label count. `zero_one`: 1 for a wrong label.
  */
 export function labelLoss(
   task: Task,
@@ -68,14 +68,14 @@ export function labelLoss(
   return Math.log(total) + highest - own;
 }
 
-/** Label log-probabilities with a bias; unwritten labels are unchanged. */
+/** Label log-probabilities plus a bias; labels that the model did not write are not changed. */
 export function biased(logProbs: readonly number[], bias?: readonly number[] | null): number[] {
   return logProbs.map((value, at) =>
     bias == null || value <= LOG_ZERO ? value : value + bias[at]!,
   );
 }
 
-/** The index of the likeliest label, the first of several; -1 where the model wrote none. */
+/** Index of the likeliest label (at a tie, the first); -1 if the model wrote no label. */
 export function predicted(logProbs: readonly number[], values: readonly number[]): number {
   let found = -1;
   values.forEach((value, at) => {
@@ -99,16 +99,16 @@ async function scored(text: string, example: Example, score?: ScoreFunction): Pr
   return value;
 }
 
-/** Up to so many labels, losses are reported of the examples of each class. */
+/** Up to this number of labels, the device reports mean losses per class. */
 const MAX_CLASSES = 4;
 
-/** The groups of examples that losses are reported of: one per class, or one of all. */
+/** Number of groups of examples with a mean loss each: one per class, or one for all. */
 export function numGroups(numLabels: number, isPrivate: boolean): number {
   return isPrivate || numLabels > MAX_CLASSES ? 1 : numLabels;
 }
 
 /**
- * One example's cross-entropy with what its derivatives over the label bias depend on.
+ * One example's cross-entropy, and what its derivatives by the label bias need.
  *
  * @returns The loss, the trace of its Hessian, and the probability of each label.
  */
@@ -128,9 +128,9 @@ export function lossTerms(
 }
 
 /**
- * The mean terms of each group of examples.
+ * The mean of `lossTerms` over each group of examples.
  *
- * @param terms `lossTerms` per example.
+ * @param terms `lossTerms` of each example.
  * @returns K x (2 + C) numbers, flat; 0 for a class without examples.
  */
 export function classMeans(

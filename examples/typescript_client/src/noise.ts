@@ -3,25 +3,25 @@ import { MAX_LOSS } from "./loss.js";
 import type { PrivacySpec } from "./messages.js";
 import type { Random } from "./random.js";
 
-/** Grid steps of a clip; `fedone_sdk/client/noise.py` has the same. */
+/** Number of grid steps of a clip, as in `fedone_sdk/client/noise.py`. */
 const GRID = 2 ** 30;
 
-/** Weight of label probabilities in a release; `fedone_sdk/client/noise.py` has the same. */
+/** Weight of label probabilities in an update, as in `fedone_sdk/client/noise.py`. */
 const BIAS_WEIGHT = 0.25;
 
 type Noise = Pick<PrivacySpec, "clip" | "noise_multiplier">;
 
 /**
- * Mean losses with each example's loss clipped to [0, C], and discrete Gaussian noise
+ * Mean losses with discrete Gaussian noise; first each example's loss is clipped to [0, C]
  * (docs/explanation/privacy.md).
  *
- * Clipped losses are rounded to a grid, and the noise is added in exact integer arithmetic, so that
- * no parameter makes it vanish and the low bits of a result reveal nothing. Another example moves
- * each of the I sums by at most a clip, so the vector by sqrt(I) of them.
+ * Clipped losses are rounded to a grid, and the noise is added in exact integer arithmetic. The low
+ * bits of a result therefore reveal nothing. If an example is replaced, each of the I sums changes
+ * by at most a clip, and the vector of sums by at most sqrt(I) clips.
  *
- * @param losses Per prompt the loss of each of the same b examples.
- * @param privacy The run's.
- * @param random The platform's secure randomness: noise that the server can compute is no noise.
+ * @param losses For each prompt, the losses of the same b examples.
+ * @param privacy The privacy of the run.
+ * @param random The platform's secure random numbers, which the server cannot compute.
  */
 export function privateLosses(
   losses: readonly (readonly number[])[],
@@ -38,12 +38,12 @@ export function privateLosses(
 }
 
 /**
- * Mean losses, mean label probabilities and counts of the labels, with noise.
+ * Mean losses, mean label probabilities and label counts, with noise.
  *
- * In units of C for losses, 1 / w for probabilities and 1 / (w sqrt(I)) for counts, another example
- * moves the sums by at most sqrt(I (1 + 4 w^2)): points of a simplex are at most sqrt(2) apart.
+ * Units are C for losses, 1 / w for probabilities and 1 / (w sqrt(I)) for counts. If an example is
+ * replaced, the sums then change by at most sqrt(I (1 + 4 w^2)) in L2 norm.
  *
- * @param terms `lossTerms` per prompt and example.
+ * @param terms `lossTerms` of each prompt and example.
  * @param targets The true labels; -1 for an example without a loss, whose terms are 0.
  * @returns I losses, then I x C probabilities, then C counts.
  */
@@ -60,7 +60,7 @@ export function privateTerms(
     ...terms.flatMap((own) => labels.map((label) => of(own, 2 + label))),
     ...labels.map((label) => targets.map((target) => Number(target === label))),
   ];
-  const share = Math.max(1, 1 / (BIAS_WEIGHT * Math.sqrt(terms.length))); // A count is not clipped.
+  const share = Math.max(1, 1 / (BIAS_WEIGHT * Math.sqrt(terms.length))); // Counts are not clipped.
   const widths = [
     ...terms.map(() => clip),
     ...terms.flatMap(() => labels.map(() => 1 / BIAS_WEIGHT)),
@@ -73,7 +73,7 @@ export function privateTerms(
   return means.map((mean, at) => bounded(at < first ? mean : targets.length * mean));
 }
 
-/** Means with each value clipped to [0, width], and noise of a variance in grid steps. */
+/** Means of values that are clipped to [0, width], plus noise; its variance is in grid steps. */
 function noisedMeans(
   rows: readonly (readonly number[])[],
   widths: readonly number[],
@@ -96,7 +96,7 @@ function bounded(value: number): number {
   return Math.min(Math.max(value, -MAX_LOSS), MAX_LOSS);
 }
 
-/** @throws Declining The clip or the noise is outside of what is allowed: a server may lie. */
+/** @throws Declining The clip or the noise is outside of the allowed range. */
 export function checkPrivacy({ clip, noise_multiplier: multiplier }: PrivacySpec): void {
   const isWithin = (value: unknown, low: number, high: number): boolean =>
     typeof value === "number" && value >= low && value <= high;
@@ -109,8 +109,8 @@ export function checkPrivacy({ clip, noise_multiplier: multiplier }: PrivacySpec
 }
 
 /**
- * An integer k with probability proportional to exp(-k^2 / (2 variance)), exactly: by rejection
- * from a discrete Laplace distribution of a similar scale (Canonne, Kamath and Steinke 2020).
+ * Draws an integer k with probability exactly proportional to exp(-k^2 / (2 variance)), by
+ * rejection from a discrete Laplace distribution (Canonne, Kamath and Steinke 2020).
  */
 export function discreteGaussian(variance: bigint, random: Random): bigint {
   const scale = BigInt(Math.floor(Math.sqrt(Number(variance)))) + 1n;
@@ -121,7 +121,7 @@ export function discreteGaussian(variance: bigint, random: Random): bigint {
   }
 }
 
-/** An integer k with probability proportional to exp(-|k| / scale). */
+/** Draws an integer k with probability proportional to exp(-|k| / scale). */
 function discreteLaplace(scale: bigint, random: Random): bigint {
   for (;;) {
     let size = below(scale, random);
@@ -132,7 +132,7 @@ function discreteLaplace(scale: bigint, random: Random): bigint {
   }
 }
 
-/** True with probability exp(-numerator / denominator). */
+/** Returns true with probability exp(-numerator / denominator). */
 function expCoin(numerator: bigint, denominator: bigint, random: Random): boolean {
   for (; numerator > denominator; numerator -= denominator) {
     if (!expCoin(1n, 1n, random)) return false;
@@ -142,7 +142,7 @@ function expCoin(numerator: bigint, denominator: bigint, random: Random): boolea
   return count % 2n === 1n;
 }
 
-/** An integer from 0 up to a bound, each equally likely. */
+/** Draws an integer from 0 to below `bound`; all are equally likely. */
 function below(bound: bigint, random: Random): bigint {
   const length = bound.toString(2).length;
   for (;;) {
@@ -151,7 +151,7 @@ function below(bound: bigint, random: Random): bigint {
   }
 }
 
-/** An integer of so many random bits. */
+/** Draws an integer of `length` random bits. */
 function bits(length: number, random: Random): bigint {
   const bytes = random(new Uint8Array(Math.ceil(length / 8)));
   const value = bytes.reduce((sum, byte) => (sum << 8n) | BigInt(byte), 0n);

@@ -1,6 +1,6 @@
 /**
- * The exact sum, rounded once (Shewchuk 1997), as Python's `math.fsum`: the same in every language
- * and in any order of the terms.
+ * The exact sum, rounded once (Shewchuk 1997), like Python's `math.fsum`. It is equal in all
+ * languages, and for any order of the terms.
  */
 export function exactSum(values: Iterable<number>): number {
   const partials: number[] = [];
@@ -24,7 +24,7 @@ export function exactSum(values: Iterable<number>): number {
     high = x + y;
     low = y - (high - x);
   }
-  // Half-way cases round to even only where the rest is known to be zero.
+  // A sum half-way between two numbers is rounded to even only if no partial sum is left.
   const rest = partials[partials.length - 1] ?? 0;
   if ((low < 0 && rest < 0) || (low > 0 && rest > 0)) {
     const twice = 2 * low;
@@ -39,7 +39,7 @@ export function mean(values: readonly number[]): number {
   return exactSum(values) / values.length;
 }
 
-/** CRC-32 of bytes, as of zlib. */
+/** CRC-32 of bytes, as in zlib. */
 export function crc32(bytes: Uint8Array): number {
   let crc = ~0;
   for (const byte of bytes) {

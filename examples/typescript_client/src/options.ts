@@ -11,45 +11,45 @@ import type { EdgeStorage } from "./state.js";
 import type { Example } from "./task.js";
 import type { Fetch } from "./transport.js";
 
-/** What an `EdgeClient` is made of. */
+/** The options of an `EdgeClient`. */
 export interface EdgeClientOptions extends Columns {
   /** Base URL of the aggregator. */
   readonly server: string;
-  /** Enrolment token; needed until the device has an identity. */
+  /** Enrolment token; needed until the device has enrolled. */
   readonly token?: string | undefined;
-  /** The device's labelled examples, or a function that is asked for those of this moment. */
+  /** The device's labelled examples, or a function that returns the current examples. */
   readonly data: readonly Example[] | (() => readonly Example[] | Promise<readonly Example[]>);
-  /** Sees every text before it is scored; see `BeforeSend`. */
+  /** Receives every text before it leaves the device; see `BeforeSend`. */
   readonly beforeSend?: BeforeSend;
   /**
-   * Whether the device may work now: it charges, its network costs nothing. Asked before work is
-   * claimed and before each request for scores. Work that is put off keeps its place until its
-   * deadline.
+   * Returns whether the device may work now, for example whether it charges and its network is free
+   * of charge. Called before each request for work and for scores. If it returns false, an
+   * assignment waits, and keeps its seat until its deadline.
    */
   readonly onlyWhen?: () => boolean | Promise<boolean>;
-  /** Keeps identity, unsent updates and paid losses across restarts, for one client at a time. */
+  /** Stores identity, unsent update and paid losses across restarts, for one client at a time. */
   readonly storage: EdgeStorage;
-  /** A model of the device's own; by default the aggregator's gateway scores. */
+  /** A model on the device; by default the gateway scores prompts. */
   readonly backend?: Backend;
-  /** Which work the device accepts. */
+  /** The work that the device accepts. */
   readonly policy?: WorkPolicy;
-  /** For runs whose loss is `score`. */
+  /** The score function, for runs with the loss `score`. */
   readonly score?: ScoreFunction;
-  /** Gets progress; it should return at once. */
+  /** Called with events; it should return at once. */
   readonly onEvent?: OnEvent;
-  /** Work only for this run. */
+  /** The only run that the device works for. */
   readonly runId?: string;
-  /** What people may call this device, 1 to 200 characters. */
+  /** The device's name for people, 1 to 200 characters. */
   readonly name?: string;
   /** Sends requests; by default the platform's `fetch`. */
   readonly fetch?: Fetch;
-  /** The platform's time. */
+  /** The time; by default the platform's. */
   readonly clock?: Clock;
-  /** Secure randomness; by default `crypto.getRandomValues`. */
+  /** Secure random numbers; by default from `crypto.getRandomValues`. */
   readonly random?: Random;
   /**
-   * How long an answer of the server, `data`, `onlyWhen` or `storage` may take, seconds; a long
-   * poll and the gateway take longer.
+   * Time limit of a response of the server, and of a call of `data`, `onlyWhen` or `storage`,
+   * seconds. Long polls and requests to the gateway may take longer.
    */
   readonly timeoutS?: number;
 }

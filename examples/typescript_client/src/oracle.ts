@@ -8,13 +8,13 @@ import type { Filling, Task } from "./task.js";
 import type { Vocabulary } from "./vocabulary.js";
 import { raced } from "./waits.js";
 
-/** Scores the prompts of a step at these places, and keeps their losses as they come. */
+/** Scores a step's prompts with these indices, and stores their losses one after another. */
 export type Oracle = (step: Step, missing: readonly number[]) => Promise<void>;
 
-/** (prompt, example) pairs of one request to the gateway. */
+/** Maximum number of (prompt, example) pairs in a request to the gateway. */
 const PAIRS = 512;
 
-/** Maximum concurrent queries to the device's own model. */
+/** Maximum number of concurrent queries to the model on the device. */
 const CONCURRENCY = 4;
 
 const WANTS = {
@@ -27,10 +27,10 @@ const WANTS = {
 } as const;
 
 /**
- * The aggregator's gateway. A part that is asked again, after a restart, is the same request, which
- * the server counts once.
+ * Scores prompts through the aggregator's gateway. After a restart the same request is sent again,
+ * and the server charges it once.
  *
- * @param assignmentId Whose lease pays.
+ * @param assignmentId The assignment whose lease pays.
  * @param ask Sends a request.
  * @param ready Awaited before each request.
  */
@@ -49,7 +49,7 @@ export function gatewayOracle(
       const shape = [asked.length, asked[0]?.length ?? 0];
       const scores = await ask({
         assignment_id: assignmentId,
-        // The server drew the prompts itself; it does not need all of them.
+        // The server drew the prompts, so they need not be sent.
         prompts: parts.length === 1 ? null : pack(asked.flat(), shape, step.dtype),
         examples: [...batch.texts],
         references: [...batch.references],
@@ -63,7 +63,7 @@ export function gatewayOracle(
   };
 }
 
-/** The requests that a step becomes at the gateway: equal parts of its prompts, [start, stop). */
+/** Divides the prompts of a step into equal parts [start, stop), one per request to the gateway. */
 export function cuts(numPrompts: number, numExamples: number): [number, number][] {
   const wanted = Math.ceil((numPrompts * numExamples) / PAIRS);
   const parts = Math.min(Math.max(wanted, 1), numPrompts);
@@ -71,7 +71,7 @@ export function cuts(numPrompts: number, numExamples: number): [number, number][
   return Array.from({ length: parts }, (_, part) => [bound(part), bound(part + 1)]);
 }
 
-/** Per prompt and example what the model answered; null where it failed. */
+/** The model's answer for each prompt and example; null if the model failed. */
 function answersOf(
   scores: Scores,
   numPrompts: number,
@@ -100,8 +100,8 @@ function answersOf(
 }
 
 /**
- * A model of the device's own. A prompt that stands twice is asked once; it counts as two queries
- * all the same.
+ * Scores prompts with the model on the device. If a prompt occurs twice, the model is called once,
+ * but two queries are counted.
  *
  * @param backend The app's function.
  * @param vocabulary The run's candidates.
@@ -129,7 +129,7 @@ export function ownOracle(
           const answer = await asked(backend, queryFor(step, prompt), signal);
           await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
         } catch (error) {
-          ahead.length = 0; // When one fails, no other starts.
+          ahead.length = 0; // After a failure no other query starts.
           throw error;
         }
       }
@@ -140,7 +140,7 @@ export function ownOracle(
   };
 }
 
-/** Per example what the model answered, as far as it fits the query. */
+/** The model's answer for each example; null if the answer does not fit the query. */
 function checked({ run, batch }: Step, answer: ModelAnswer): (ModelOutput | null)[] {
   const { task } = run;
   const rows = task.loss === "score" ? answer.texts : answer.logProbs;
@@ -163,7 +163,7 @@ function usageOf({ usage = {} }: ModelAnswer): Usage {
 function queryFor(step: Step, prompt: Filling): ModelQuery {
   const { task } = step.run;
   const want = WANTS[task.loss];
-  // If all are held back, an empty one is asked: a private device does not show it.
+  // If all examples are withheld, a query with empty texts is sent, to hide this from the server.
   const none = Object.fromEntries(task.fields.map((name) => [name, ""]));
   const texts = step.batch.texts.length > 0 ? step.batch.texts : [none];
   return {
@@ -176,10 +176,10 @@ function queryFor(step: Step, prompt: Filling): ModelQuery {
 }
 
 /**
- * What the device's own model answers.
+ * Calls the model on the device.
  *
- * @throws Declining It has failed.
- * @throws Stopped The signal was aborted first; the model may take no notice of it.
+ * @throws Declining The model failed.
+ * @throws Stopped The signal was aborted; the model may continue anyway.
  */
 export async function asked(
   backend: Backend,

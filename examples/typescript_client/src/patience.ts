@@ -1,24 +1,24 @@
 import type { Clock } from "./clock.js";
 import { askedS, isRetryable, Stopped } from "./errors.js";
 
-/** The longest `Retry-After` that is honoured, seconds. */
+/** Maximum wait for a `Retry-After`, seconds. */
 export const MAX_WAIT_S = 3600;
 
 /**
- * The longest `Retry-After` that a call waits for, seconds; a longer one ends the turn. An app that
- * the system has woken has no more than some minutes.
+ * A turn waits for a `Retry-After` of at most this many seconds; a longer one ends the turn. An app
+ * that the system has woken has only a few minutes.
  */
 export const PATIENCE_S = 3;
 
 const ATTEMPTS = 5;
 
 /**
- * Repeats a call that fails for reasons that pass: a few times at once, for blips.
+ * Repeats a call with temporary failures a few times.
  *
  * @param call The call.
- * @param failed Told of each failure.
+ * @param failed Called after each failure.
  * @throws TransportError The server cannot be reached.
- * @throws ProblemError The server refuses, or is not able to answer for some time.
+ * @throws ProblemError The server refuses, or is unavailable for a longer time.
  */
 export async function persist<T>(
   call: () => Promise<T>,
@@ -40,30 +40,30 @@ export async function persist<T>(
 }
 
 /**
- * Waits that grow while turns come to nothing: exponential, with full jitter and a cap (Brooker,
- * "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+ * Waits that grow while turns are not successful: exponential, with full jitter and a maximum
+ * (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
  */
 export class Backoff {
   #failures = 0;
 
   /**
-   * @param firstS Bound of the first wait, seconds.
-   * @param maxS Bound of all, seconds.
+   * @param firstS Maximum of the first wait, seconds.
+   * @param maxS Maximum of all waits, seconds.
    */
   constructor(
     readonly firstS = 1,
     readonly maxS = 300,
   ) {}
 
-  /** Something worked. */
+  /** Resets the waits after a success. */
   reset(): void {
     this.#failures = 0;
   }
 
   /**
-   * How long to wait after one more failure, seconds.
+   * The wait after a failure, seconds.
    *
-   * @param askedS The wait that the server asks for; honoured on top.
+   * @param askedS The wait that the server requests, which is added.
    */
   nextS(askedS = 0): number {
     const bound = Math.min(this.maxS, this.firstS * 2 ** Math.min(this.#failures++, 32));

@@ -5,45 +5,45 @@ import type { EdgeStorage } from "./state.js";
 import type { Run } from "./task.js";
 import type { Reflect } from "./work.js";
 
-/** Which work a device accepts. */
+/** The work that a device accepts. */
 export interface WorkPolicy {
-  /** Declines work with less noise than this; `storage` keeps the count of epsilon. */
+  /** Declines work with too little noise; `storage` keeps the sum of epsilon. */
   readonly privacy?: RequiredPrivacy;
-  /** Caps of all work of the device, of all runs and servers; `storage` keeps the count. */
+  /** Cap on queries over all runs and servers; `storage` keeps the sum. */
   readonly budget?: { readonly queries: number };
   /**
-   * Values of the label column, which a run has to cover; rows with another one take part in no
-   * run. By default those of the rows: whether a run fits then shows which occur.
+   * Possible values of the label column. A run must include all of them. Rows with other values are
+   * not used. By default the values in the rows; the server may then infer them.
    */
   readonly labels?: readonly string[];
   /**
-   * Writes candidates from rows that a prompt got wrong: `reflection` of `@fedone/edge/reflect`. By
-   * default the device proposes nothing.
+   * Writes candidates from rows that were answered wrongly: `reflection` of `@fedone/edge/reflect`.
+   * By default the device proposes no candidates.
    */
   readonly reflect?: Reflect;
 }
 
-/** A device's requirements of the runs that it works for (docs/explanation/privacy.md). */
+/** What a device requires of the runs that it works for (docs/explanation/privacy.md). */
 export interface RequiredPrivacy {
-  /** Maximum total epsilon of all work of the device. Work that would exceed it is declined. */
+  /** Maximum total epsilon of the device. Work that would exceed it is declined. */
   readonly maxEpsilon: number;
   /** The delta of (epsilon, delta)-differential privacy; 1e-5 by default. */
   readonly delta?: number;
-  /** Work with less noise is declined, independent of `maxEpsilon`. */
+  /** Work with a smaller noise multiplier is declined. */
   readonly minNoiseMultiplier?: number;
   /** `label`: the server may see texts; `example`, the default, needs a `backend`. */
   readonly unit?: "label" | "example";
 }
 
 interface Spent {
-  /** The sum of 1 / multiplier^2 of all releases. */
+  /** The sum of 1 / multiplier^2 over all updates. */
   readonly precision: number;
   readonly queries: number;
 }
 
 const KEY = "fedone.device.spent";
 
-/** What a device has given away and spent, over all runs and servers, and its limits. */
+/** What a device has spent in epsilon and queries, over all runs and servers, and its limits. */
 export class Account {
   readonly #required: RequiredPrivacy | undefined;
   readonly #delta: number;
@@ -80,15 +80,15 @@ export class Account {
     }
   }
 
-  /** The epsilon spent, as far as it has been read; undefined unless noise is required. */
+  /** The spent epsilon that was read from `storage`; undefined unless noise is required. */
   get epsilon(): number | undefined {
     return this.#required && epsilonOf(this.#spent.precision, this.#delta);
   }
 
   /**
-   * Reads the count.
+   * Reads the stored sums.
    *
-   * @throws FedOneError It is damaged; without it, what was given away is not known.
+   * @throws FedOneError They are damaged, so the spent epsilon is unknown.
    */
   async load(): Promise<void> {
     const text = (await this.storage.get(KEY)) ?? '{"precision":0,"queries":0}';
@@ -107,8 +107,8 @@ export class Account {
   /**
    * Checks that work meets the requirements.
    *
-   * @param released Whether its noise was drawn and counted before.
-   * @throws Declining It does not.
+   * @param released Whether the noise of the work was already drawn and counted.
+   * @throws Declining The work does not meet the requirements.
    */
   check({ privacy, task }: Run, released: boolean): void {
     if (this.#required === undefined) return;
@@ -129,7 +129,7 @@ export class Account {
     if (!released) this.#afford(privacy);
   }
 
-  /** Counts a release before it is kept: a crash in between counts it twice, never not at all. */
+  /** Counts an update before it is stored. After a crash it may count twice, never 0 times. */
   async release(privacy: PrivacySpec): Promise<void> {
     if (this.#required === undefined) return;
     await this.load();
@@ -137,7 +137,7 @@ export class Account {
   }
 
   /**
-   * Counts queries before they are asked.
+   * Counts queries before they are sent.
    *
    * @throws Declining They exceed the budget.
    */
@@ -151,19 +151,19 @@ export class Account {
     await this.#save({ ...this.#spent, queries });
   }
 
-  /** The usage that the server may see: tokens and further requests reveal texts. */
+  /** The usage that the server may see, without tokens and requests, which would reveal texts. */
   shown(usage: Required<Usage>): Required<Usage> {
     if (this.#required === undefined || !this.ownModel) return usage;
     return { ...usage, requests: usage.queries, prompt_tokens: 0, completion_tokens: 0, usd: 0 };
   }
 
-  /** The precision after one more release. */
+  /** The precision after one more update. */
   #afford({ noise_multiplier: multiplier }: PrivacySpec): number {
     const { maxEpsilon } = this.#required!;
     const precision = this.#spent.precision + multiplier ** -2;
     const epsilon = epsilonOf(precision, this.#delta);
     if (!(epsilon <= maxEpsilon)) {
-      // The figures, which `status` has, would tell of other servers' runs.
+      // No numbers: they would tell the server about runs of other servers.
       throw new Declining("this work would exceed the client's maximal epsilon", true);
     }
     return precision;

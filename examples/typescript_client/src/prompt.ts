@@ -9,13 +9,13 @@ import type { Example, Filling } from "./task.js";
 export type { Backend } from "./backend.js";
 export type { Example } from "./task.js";
 
-/** What a model says of a row. */
+/** A model's answer to a row. */
 export interface Prediction {
-  /** The likeliest label; null if the model wrote none or failed, or the task has none. */
+  /** The likeliest label; null without labels, or if the model wrote no label or failed. */
   readonly label: string | null;
-  /** Log-probability of each label with the prompt's bias, nats; null if it failed, or has none. */
+  /** Log-probability of each label with the prompt's bias, nats; null without labels or answer. */
   readonly scores: Readonly<Record<string, number>> | null;
-  /** What the model wrote, if the task has no labels. */
+  /** The generated text, if the task has no labels. */
   readonly text: string | null;
 }
 
@@ -45,12 +45,12 @@ export class TunedPrompt {
     this.#model = model;
   }
 
-  /** Returns a model's input for a row as text, without a mask; of a chat, its messages in order. */
+  /** Returns a model's input for a row as text, without a mask; messages of a chat are joined. */
   render(row: Example): string {
     return textOf(this.#input(row).filter(([kind]) => kind !== "role"));
   }
 
-  /** Returns a model's input for a row as chat messages; a template is a message of the user. */
+  /** Returns a model's input for a row as chat messages; a template becomes the user's message. */
   messages(row: Example): { role: string; content: string }[] {
     const input = this.#input(row);
     const isChat = input[0]?.[0] === "role";
@@ -58,10 +58,10 @@ export class TunedPrompt {
   }
 
   /**
-   * Asks a model about a row.
+   * Returns a model's answer to a row.
    *
-   * @param options.anyModel Whether another model than the prompt's may be asked.
-   * @throws ArgumentError The row lacks a column, or the task is to score a text that is given.
+   * @param options.anyModel Whether to accept another model than the prompt's.
+   * @throws ArgumentError The row lacks a column, or the task only scores given texts.
    * @throws FedOneError The model is another one, or its answer does not fit.
    */
   async predict(
@@ -102,10 +102,10 @@ export class TunedPrompt {
 }
 
 /**
- * A tuned prompt from a prompt artefact, which `fedone runs export --as prompt` writes.
+ * Reads a tuned prompt from a prompt artefact, which `fedone runs export --as prompt` writes.
  *
- * @param artefact Its JSON, as text or parsed.
- * @throws ArgumentError It is none.
+ * @param artefact The artefact's JSON, as text or parsed.
+ * @throws ArgumentError It is not a prompt artefact.
  */
 export function loadPrompt(artefact: string | object): TunedPrompt {
   let found: Partial<Artefact> | null;

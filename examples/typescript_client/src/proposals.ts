@@ -2,22 +2,22 @@ import { hasSpecialToken } from "./vocabulary.js";
 import type { Description } from "./messages.js";
 import type { Task } from "./task.js";
 
-/** An example's text fields, and what was expected and answered. */
+/** An example's text fields, with the expected and the actual answer. */
 export interface Case {
   readonly example: Readonly<Record<string, string>>;
   readonly feedback: string;
 }
 
-/** The longest text that is proposed, characters. */
+/** Maximum length of a proposed text, characters. */
 const MAX_PROPOSAL_CHARS = 400;
 
-/** Characters of a text, or of its feedback, that the model reads. */
+/** Maximum length of a text, or of its feedback, that the model reads, characters. */
 const CASE_CHARS = 2000;
 
-/** Words in a row that a proposal must not share with a row. */
+/** A proposal must not share this number of consecutive words with a row. */
 const SHARED_WORDS = 5;
 
-/** The longest answer that is read, characters, and the arrays that are looked for in it. */
+/** Maximum length of an answer, characters, and maximum number of arrays that are tried in it. */
 const MAX_ANSWER_CHARS = 100_000;
 const MAX_ARRAYS = 50;
 
@@ -26,8 +26,8 @@ const SYSTEM =
   "answers. You see texts with the expected answer and the answer that was given.";
 
 /**
- * The messages that ask a model for a better text of a slot than `parent`, by role and text:
- * `fedone_sdk/candidates/reflection.py` has the same.
+ * Messages that ask a model for a better text of a slot than `parent`, by role and text, as in
+ * `fedone_sdk/candidates/reflection.py`.
  */
 export function reflectionMessages(
   task: Task,
@@ -74,12 +74,12 @@ export function askedOf(description: Description): string {
   return question ?? `What is the ${aspect} of the ${kindOf(description)}?`;
 }
 
-/** What an example is. */
+/** The kind of example. */
 export function kindOf({ text = "text" }: Description): string {
   return text;
 }
 
-/** The beginning of a text that the model reads; as in Python, half of a surrogate pair is none. */
+/** The first characters of a text that the model reads, without half of a surrogate pair. */
 function first(text: string): string {
   return text.length <= CASE_CHARS ? text : [...text].slice(0, CASE_CHARS).join("");
 }
@@ -93,7 +93,7 @@ function placeholder(label: string): string {
 }
 
 /**
- * The new candidate in a model's answer, if there is one that may be used.
+ * Returns a usable new candidate in a model's answer, if there is one.
  *
  * @param known The slot's candidates.
  * @param labels The label values whose placeholders are allowed.
@@ -114,14 +114,14 @@ export function readReflection(
       !seen.has(folded(core)) &&
       !/[^\P{C}\n\u200c\u200d]|[\p{Zl}\p{Zp}]/u.test(core) &&
       !/[{}]/.test(withoutAny(core, allowed)) &&
-      // The neighbouring positions may have any candidate.
+      // Any candidate may come before and after this one.
       [candidate, ...known].every((one) => !hasSpecialToken(`${one}${candidate}${one}`));
     if (fits) return candidate;
   }
   return undefined;
 }
 
-/** A text without these, as they stand in it. */
+/** Removes parts from a text. */
 function withoutAny(text: string, parts: readonly string[]): string {
   let kept = "";
   for (let at = 0; at < text.length;) {
@@ -132,7 +132,7 @@ function withoutAny(text: string, parts: readonly string[]): string {
   return kept;
 }
 
-/** The white space that all candidates start and end with. */
+/** The white space with which all candidates start and end. */
 function margins(known: readonly string[]): [string, string] {
   const texts = known.filter((text) => text.trim() !== "");
   const common = (found: string[]) => (new Set(found).size === 1 ? found[0]! : "");
@@ -146,12 +146,12 @@ function folded(text: string): string {
   return caseless(text.split(/\s+/).filter(Boolean).join(" "));
 }
 
-/** A text in the case that comparisons use, as Python's `casefold`. */
+/** A text without case, like Python's `casefold`. */
 function caseless(text: string): string {
   return text.toUpperCase().toLowerCase().replaceAll("ς", "σ");
 }
 
-/** The texts of a model's answer: the longest array of strings in it, or the marked lines. */
+/** The texts in a model's answer: the longest array of strings, or the marked lines. */
 function textsIn(text: string): string[] {
   let longest: string[] = [];
   let at = -1;
@@ -167,7 +167,7 @@ function textsIn(text: string): string[] {
   return longest.length > 0 ? longest : markedLines(text);
 }
 
-/** Where the array that starts at `at` ends. */
+/** Returns the end of the array that starts at `at`. */
 function arrayEnd(text: string, at: number): number {
   let depth = 0;
   for (const { 0: token, index } of text.slice(at).matchAll(/"(?:[^"\\]|\\.)*"|[[\]{}]/gs)) {
@@ -178,7 +178,7 @@ function arrayEnd(text: string, at: number): number {
   return text.length;
 }
 
-/** The strings of an array, and of its objects the first of each; undefined where it is none. */
+/** The strings of an array, and the first string of each of its objects; else undefined. */
 function stringsOf(text: string): string[] | undefined {
   const value = parsed(text);
   if (!Array.isArray(value)) return undefined;
@@ -189,7 +189,7 @@ function stringsOf(text: string): string[] | undefined {
   });
 }
 
-/** JSON in which strings may hold line feeds, as models write it; undefined where it is none. */
+/** Parses JSON whose strings may contain line feeds, as models write it; undefined if invalid. */
 function parsed(text: string): unknown {
   const escaped = text.replace(/"(?:[^"\\]|\\.)*"/gs, (string) =>
     string.replace(/[\u0000-\u001f]/g, (one) => JSON.stringify(one).slice(1, -1)),
@@ -201,7 +201,7 @@ function parsed(text: string): unknown {
   }
 }
 
-/** The whole strings at the beginning of an array that does not end. */
+/** The complete strings of an array without an end. */
 function cutOff(text: string): string[] {
   const found: string[] = [];
   const item = /\s*("(?:[^"\\]|\\.)*")\s*(?:,|\]|$)/gsy;
@@ -226,7 +226,7 @@ function markedLines(text: string): string[] {
   return found;
 }
 
-/** Letters of scripts that write no space between words; each counts as a word. */
+/** Letters of scripts without spaces between words; each counts as a word. */
 const ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff";
 const WORD = new RegExp(`[${ALONE}]|(?:(?![${ALONE}])[\\p{L}\\p{N}_])+`, "gu");
 const ADDRESS =
@@ -234,7 +234,7 @@ const ADDRESS =
 const NUMBER = /\p{Nd}+/gu;
 const IN_NUMBER = /(?<=\p{Nd})[ .,'/:-](?=\p{Nd})/gu;
 
-/** What two texts can share, without case. */
+/** The parts that two texts can share, without case. */
 interface Read {
   readonly text: string;
   readonly phrases: ReadonlySet<string>;
@@ -265,12 +265,11 @@ function read(given: string): Read {
 }
 
 /**
- * What kind of thing a text shares with private rows that no public text has; undefined for
- * nothing.
+ * Returns which kind of private part a text shares with rows; undefined if it shares none.
  *
- * It must not share a run of 5 words with a row, nor a number, an address, or a name: a word with a
- * capital that the rows write with a capital only. This hides no information that a model encodes
- * in other words: it is a filter, not differential privacy.
+ * Private parts are 5 consecutive words of a row, numbers, addresses, and names (words that the
+ * rows write only with a capital). Parts of public texts are allowed. This is a filter, not
+ * differential privacy: a model can express the same information in other words.
  */
 export function quotes(
   text: string,

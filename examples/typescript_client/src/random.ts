@@ -5,9 +5,9 @@ import { ArgumentError } from "./errors.js";
 export type Random = (bytes: Uint8Array<ArrayBuffer>) => Uint8Array<ArrayBuffer>;
 
 /**
- * The platform's secure randomness.
+ * The platform's secure random numbers.
  *
- * @throws ArgumentError There is none, as in React Native without a polyfill.
+ * @throws ArgumentError There are none, as in React Native without a polyfill.
  */
 export function platformRandom(): Random {
   const { crypto } = globalThis;

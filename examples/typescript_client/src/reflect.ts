@@ -16,10 +16,10 @@ import { Vocabulary } from "./vocabulary.js";
 import { raced } from "./waits.js";
 import type { Reflect, Work } from "./work.js";
 
-/** Candidates of one device in a run: others pay for them. */
+/** Maximum number of candidates that one device may propose in a run. */
 const MAX_PROPOSALS = 2;
 
-/** Examples of a reflection: those with the highest losses, and those with the lowest. */
+/** Numbers of examples for a reflection: with the highest losses, and with the lowest losses. */
 const FAILED = 4;
 const GONE_WELL = 2;
 
@@ -27,13 +27,14 @@ const MAX_TOKENS = 512;
 const MAX_TEXT_CHARS = 20_000;
 
 /**
- * Lets a model write a candidate from what the best prompt of an assignment got wrong, scores it on
- * the same rows, and proposes it if its loss is lower there (docs/explanation/reflection.md).
+ * Lets a model write a candidate from rows that the best prompt of an assignment answered wrongly.
+ * The device scores the candidate on the same rows, and proposes it if its loss is lower
+ * (docs/explanation/reflection.md).
  *
- * @param model Writes: a model of the device's own, which answers `text`, or the run's, through the
- *   gateway, which then sees these rows and their labels.
- * @param options.beforePropose Sees each text before it leaves the device; it leaves if it is
- *   returned unchanged.
+ * @param model A model on the device that generates texts; or `"gateway"`, the server's model. The
+ *   gateway then sees these rows and their labels.
+ * @param options.beforePropose Receives each text before it leaves the device. The text is proposed
+ *   only if it is returned unchanged.
  * @returns `policy.reflect` of an `EdgeClient`.
  */
 export function reflection(
@@ -44,7 +45,7 @@ export function reflection(
   return async (work, step, update, oracle) => {
     const { assignment, journal, run, account } = work;
     const { run_id: runId } = assignment;
-    const count = counts.get(runId) ?? 0; // The server may ask for more.
+    const count = counts.get(runId) ?? 0; // The server may allow more.
     if (!assignment.reflect || run.reflection == null || run.privacy != null) return undefined;
     if (count >= MAX_PROPOSALS || (model === "gateway" && !run.reflection.gateway))
       return undefined;
@@ -54,7 +55,7 @@ export function reflection(
       const written = new Reflection(work, step, update, slot, model, beforePropose);
       proposal = await written.propose(oracle);
     } catch (error) {
-      // A failure costs the proposal, not the work.
+      // After a failure nothing is proposed, but the work continues.
       const known = [Declining, MessageError, ProblemError].some((kind) => error instanceof kind);
       if (!known) throw error;
     }
@@ -65,7 +66,7 @@ export function reflection(
   };
 }
 
-/** The reflection on one scored step. */
+/** The reflection on a scored step. */
 class Reflection {
   readonly #parent: number;
 
@@ -81,9 +82,9 @@ class Reflection {
   }
 
   /**
-   * A candidate with a lower loss than its parent's; undefined if there is none.
+   * Returns a candidate with a lower loss than its parent; undefined if there is none.
    *
-   * @throws Declining The model has failed.
+   * @throws Declining The model failed.
    */
   async propose(oracle: Oracle): Promise<Proposal | undefined> {
     const { account, assignment, journal, known, run, signal } = this.work;
@@ -112,7 +113,7 @@ class Reflection {
     return exactSum(gains) > 0 ? proposal : undefined;
   }
 
-  /** Where the slot stands in a prompt, and its candidates. */
+  /** Returns the position of the slot in a prompt, and its candidates. */
   #slotOf({ slots }: Vocabulary): [number, readonly string[]] {
     const at = slots.findIndex(({ name }) => name === this.slot);
     if (at < 0) throw new Declining("the vocabulary does not fit its run");
@@ -120,7 +121,7 @@ class Reflection {
     return [place, slots[at]!.candidates];
   }
 
-  /** A prompt's loss on each example, at the parent's label bias; null where the model failed. */
+  /** A prompt's loss on each example with the parent's label bias; null if the model failed. */
   #losses(place: number): readonly (number | null)[] {
     const { batch, run, journal, byClass } = this.step;
     const row = journal.row(place) ?? [];
@@ -140,7 +141,7 @@ class Reflection {
       : rowsOf(biases)[this.#parent];
   }
 
-  /** The parent's worst examples and its best ones; none if it got all right. */
+  /** The parent's worst and best examples; none if all its answers are right. */
   async #cases(): Promise<Case[]> {
     const { batch, run } = this.step;
     const losses = this.#losses(this.#parent);
@@ -212,9 +213,9 @@ class Reflection {
   }
 }
 
-/** The trial of a candidate: its parent with this text in the slot, on the same mini-batch. */
+/** The test of a candidate: the parent prompt with the candidate in the slot, same mini-batch. */
 class Trial extends Step {
-  /** Its row in the journal. */
+  /** The index of its losses in the journal. */
   readonly place: number;
   override readonly trial: NonNullable<Step["trial"]>;
   override readonly vocabulary: Vocabulary;
@@ -256,7 +257,7 @@ function isRight(
   return predicted(answer, biased(answer, bias)) === task.targetOf(example);
 }
 
-/** What was expected of the model for an example, and what it answered. */
+/** Returns the expected and the actual answer to an example, as a sentence. */
 export async function feedback(
   task: Task,
   answer: ModelOutput,
@@ -285,7 +286,7 @@ export async function feedback(
   return best === target ? answered : `expected ${words[target]}, ${answered}`;
 }
 
-/** A value as Python's `repr` writes a text. */
+/** Formats a value as Python's `repr` does. */
 function repr(value: unknown): string {
   if (typeof value !== "string") return JSON.stringify(value);
   const quote = value.includes("'") && !value.includes('"') ? '"' : "'";

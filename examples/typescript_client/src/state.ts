@@ -4,10 +4,10 @@ import { secret } from "./random.js";
 import type { Random } from "./random.js";
 
 /**
- * Where a device keeps its identity, its unsent update and paid losses: texts by key.
+ * Stores a device's identity, unsent update and paid losses: texts by key.
  *
- * Keys have the characters `A-Z a-z 0-9 . _ -` only. What `set` was given must be there after a
- * crash; values hold a credential, so the place must be private to the app and out of backups.
+ * Keys have only the characters `A-Z a-z 0-9 . _ -`. When `set` has returned, the value must be on
+ * the disk. Values contain a credential: only the app may read them, and backups must omit them.
  */
 export interface EdgeStorage {
   get(key: string): string | null | undefined | Promise<string | null | undefined>;
@@ -15,7 +15,7 @@ export interface EdgeStorage {
   remove(key: string): void | Promise<void>;
 }
 
-/** Keeps texts as long as the process lives; the device then enrols at each start. */
+/** Stores texts in memory; a device then enrols at each start. */
 export class MemoryStorage implements EdgeStorage {
   readonly #values = new Map<string, string>();
 
@@ -32,17 +32,17 @@ export class MemoryStorage implements EdgeStorage {
   }
 }
 
-/** One JSON document of a device for one server, read once; a damaged one counts as absent. */
+/** A JSON document of a device for one server. It is read once; a damaged document is ignored. */
 class Stored<T extends object> {
   readonly #key: string;
   #loaded = false;
 
   /**
-   * @param storage Where it lies.
-   * @param server The server that it concerns.
-   * @param name Which document.
-   * @param value The document while nothing is stored.
-   * @param fits Whether what was stored is one.
+   * @param storage The storage.
+   * @param server The server of the document.
+   * @param name The name of the document.
+   * @param value The value if nothing is stored.
+   * @param fits Whether a stored value is valid.
    */
   constructor(
     readonly storage: EdgeStorage,
@@ -93,7 +93,7 @@ export class Identity {
   ) {
     this.#stored = new Stored<Secrets>(storage, server, "identity", { server }, (found) => {
       const texts = ["client_id", "credential", "nonce"].filter((key) => key in found);
-      // Another server's, whose name differs in characters that keys do not have, does not fit.
+      // Two servers may share a key, because keys have few characters; so the name is compared too.
       return found["server"] === server && texts.every((key) => typeof found[key] === "string");
     });
   }
@@ -103,19 +103,19 @@ export class Identity {
     return this.#stored.value.client_id;
   }
 
-  /** Its secret; undefined until it has enrolled. */
+  /** The device's secret; undefined until it has enrolled. */
   get credential(): string | undefined {
     return this.#stored.value.credential;
   }
 
-  /** Reads what was kept, once. */
+  /** Reads the stored identity, once. */
   load(): Promise<void> {
     return this.#stored.load();
   }
 
   /**
-   * The secret to enrol with, kept before it is used: sent again with it, after an answer that was
-   * lost or a restart, the enrolment gives the same client.
+   * The nonce for the enrolment, which is stored before it is sent. After a lost response or a
+   * restart it is sent again, and the server returns the same client.
    */
   async nonce(): Promise<string> {
     const nonce = this.#stored.value.nonce ?? secret(this.random());
@@ -123,37 +123,37 @@ export class Identity {
     return nonce;
   }
 
-  /** Keeps a new identity. */
+  /** Stores a new identity. */
   enrolled({ client_id, credential }: Enrolled): Promise<void> {
     return this.#stored.save({ server: this.server, client_id, credential });
   }
 
-  /** Removes an identity that the server refuses. */
+  /** Removes an identity that the server rejects. */
   forget(): Promise<void> {
     return this.#stored.save({ server: this.server });
   }
 }
 
-/** One prompt's losses on each example of its mini-batch; null where the model failed. */
+/** A prompt's losses on the examples of a mini-batch; null if the model failed. */
 export type Row = readonly (number | null)[];
 
-/** The label log-probabilities that a row is of; null where the model failed. */
+/** The label log-probabilities behind these losses; null if the model failed. */
 export type LogProbs = readonly (readonly number[] | null)[];
 
-/** Finished work on its way to the server. */
+/** A finished update that is not sent yet. */
 export interface Unsent {
   readonly runId: string;
   readonly assignmentId: string;
   readonly round: number;
-  /** The update as it is sent: a retry has the same bytes, so that it gets the same receipt. */
+  /** The bytes to send; a retry has the same bytes, so that it gets the same receipt. */
   readonly body: string;
 }
 
 interface Journal {
   readonly assignmentId: string;
-  /** What the device's own model has spent. */
+  /** The usage of the model on the device. */
   readonly usage: Required<Usage>;
-  /** Names prompts and mini-batch, so that losses on other examples never mix. */
+  /** Digest of prompts and mini-batch, so that losses on other examples are never mixed in. */
   readonly digest: string;
   readonly rows: (Row | null)[];
   readonly answers: (LogProbs | null)[];
@@ -171,7 +171,7 @@ interface Found {
 }
 
 interface Work {
-  /** Of open assignments, the current one first. */
+  /** The journals of open assignments, the current one first. */
   readonly journals: readonly Journal[];
   readonly unsent?: Unsent;
   /** Assignments whose noise was drawn, the oldest first. */
@@ -188,13 +188,13 @@ const NOTHING: Required<Usage> = {
 
 const MOST_NOISED = 1000;
 
-/** There are several journals if a run pauses, and the device works for another. */
+/** Maximum number of journals; several exist if a run pauses and the device works for another. */
 const MOST_JOURNALS = 8;
 
 /**
- * The paid losses of open assignments, and the update until the server has it, in one document: a
- * device that dies has one or the other. It holds numbers, digests, and the text that a reflection
- * wrote.
+ * The paid losses of open assignments, and later the update until the server has accepted it. Both
+ * are in one document, so that a crash never loses both. It contains numbers, digests, and the text
+ * that a reflection has written.
  */
 export class CurrentWork {
   readonly #stored: Stored<Work>;
@@ -218,20 +218,20 @@ export class CurrentWork {
     );
   }
 
-  /** The finished update that waits to be sent, as far as it has been read. */
+  /** The update that was read from the storage and is not sent yet. */
   get unsent(): Unsent | undefined {
     return this.#stored.value.unsent;
   }
 
-  /** Reads what was kept, once. */
+  /** Reads the stored work, once. */
   load(): Promise<void> {
     return this.#stored.load();
   }
 
   /**
-   * Turns to an assignment; the least recent one of too many is deleted.
+   * Makes an assignment the current one.
    *
-   * @throws Declining Its noise was drawn before, and is not known any more.
+   * @throws Declining Its noise was drawn before, but the result is lost.
    */
   async begin(assignmentId: string): Promise<void> {
     await this.load();
@@ -243,7 +243,7 @@ export class CurrentWork {
     }
   }
 
-  /** Turns to the losses of a mini-batch; of those on another one, what they cost remains. */
+  /** Opens the losses of a mini-batch; drops losses on other mini-batches, but keeps their cost. */
   open(digest: string): void {
     const { assignmentId, usage } = this.#journal;
     if (this.#journal.digest !== digest) {
@@ -251,29 +251,29 @@ export class CurrentWork {
     }
   }
 
-  /** The model that the rows are of; undefined while there are none. */
+  /** The model of the losses; undefined if there are none. */
   get model(): string | undefined {
     return this.#journal.model;
   }
 
-  /** Whether the work's noise is drawn. */
+  /** Whether the noise of the work is drawn. */
   get isNoised(): boolean {
     return this.#journal.noised !== undefined;
   }
 
-  /** What the device's own model has spent on the work, queries apart. */
+  /** The usage of the model on the device for the work, without queries. */
   get usage(): Required<Usage> {
     return this.#journal.usage;
   }
 
-  /** What the device's own model has spent on an assignment. */
+  /** The usage of the model on the device for an assignment. */
   usageOf(assignmentId: string): Required<Usage> {
     const { journals, unsent } = this.#stored.value;
     if (unsent?.assignmentId === assignmentId) return JSON.parse(unsent.body).usage;
     return journals.find((each) => each.assignmentId === assignmentId)?.usage ?? NOTHING;
   }
 
-  /** What the reflection of the work wrote; undefined before. */
+  /** The text that a reflection has written for the work, if any. */
   get written(): string | undefined {
     return this.#journal.written;
   }
@@ -286,7 +286,7 @@ export class CurrentWork {
     return this.#journal.answers[place] ?? [];
   }
 
-  /** Keeps the losses of a prompt, or what a reflection wrote, and what they have cost. */
+  /** Stores the losses of a prompt, or the text of a reflection, with their cost. */
   async keep(
     places: readonly number[],
     { row, answers, usage = NOTHING, ...more }: Found,
@@ -300,7 +300,7 @@ export class CurrentWork {
     await this.#save();
   }
 
-  /** The losses with noise: drawn once, or a server that asks twice could average it away. */
+  /** The losses with noise, which is drawn once: a server could average over several draws. */
   async noised(
     draw: () => readonly number[],
     count: () => Promise<void>,
@@ -313,17 +313,17 @@ export class CurrentWork {
       this.#journal = { ...this.#journal, noised: losses };
       this.#set({ noised });
     }
-    await this.#save(); // also what an earlier turn drew, and did not see stored
+    await this.#save(); // stores also the noise of an earlier, interrupted turn
     return losses;
   }
 
-  /** Keeps finished work in place of its losses, until it is dropped. */
+  /** Stores a finished update in place of its losses, until `drop`. */
   async put(unsent: Unsent): Promise<void> {
     this.#set({ unsent, journals: this.#without(unsent.assignmentId) });
     await this.#save();
   }
 
-  /** Removes all about work that is over. */
+  /** Removes everything about finished work. */
   async drop(assignmentId: string): Promise<void> {
     const { unsent, noised } = this.#stored.value;
     this.#set({
@@ -334,7 +334,7 @@ export class CurrentWork {
     await this.#save();
   }
 
-  /** Removes all. */
+  /** Removes everything. */
   async clear(): Promise<void> {
     this.#set({ journals: [], unsent: undefined, noised: [] });
     await this.#save();

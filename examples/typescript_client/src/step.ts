@@ -7,20 +7,20 @@ import type { CurrentWork, Row } from "./state.js";
 import type { Run } from "./task.js";
 import type { Vocabulary } from "./vocabulary.js";
 
-/** Why a device cannot work for a run of another model. */
+/** Returns why a device with another model cannot work for a run. */
 export function mismatch(run: string, device: string): string {
   return `the run scores with '${run}', the device with '${device}'`;
 }
 
 /** Prompts to score on one mini-batch. */
 export class Step {
-  /** What the model answered to each prompt, in this process. */
+  /** The model's answers to each prompt, in this process. */
   readonly answered: (readonly (ModelOutput | null)[])[] = [];
-  /** Of the trial of a candidate: what its request to the gateway has, and the candidates with it. */
+  /** For the test of a candidate: the fields of its request to the gateway. */
   declare readonly trial?: { readonly prompts: null; readonly proposal: Proposal };
   declare readonly vocabulary?: Vocabulary;
 
-  /** @param onScored Called with how many more prompts have their losses. */
+  /** @param onScored Called with the number of prompts that were newly scored. */
   constructor(
     readonly run: Run,
     readonly batch: Minibatch,
@@ -31,24 +31,24 @@ export class Step {
     readonly onScored: (count: number) => void,
   ) {}
 
-  /** Whether the losses are wanted by class and label bias, too. */
+  /** Whether the update has losses by class and label bias. */
   get byClass(): boolean {
     return this.run.calibration?.kind === "labels";
   }
 
-  /** The places of the prompts whose losses are not known yet. */
+  /** The indices of the prompts without losses. */
   missing(): number[] {
     const places = this.prompts.map((_, place) => place);
     return places.filter((place) => this.journal.row(place) === null);
   }
 
   /**
-   * Turns what a model answered into losses, and keeps them.
+   * Computes losses from a model's answers, and stores them.
    *
-   * @param places Where the prompt stands in the step.
-   * @param answers Per example what the model answered; null where it failed.
+   * @param places The indices of the prompt in the step.
+   * @param answers The answer for each example; null if the model failed.
    * @param model Fingerprint of the model.
-   * @throws Declining The model is another one than the run's, or the score function is broken.
+   * @throws Declining The model is not the run's, or the score function fails.
    */
   async keep(
     places: readonly number[],
@@ -66,12 +66,12 @@ export class Step {
       if (answer === null) return null;
       try {
         const loss = await exampleLoss(task, answer, this.batch.examples[at]!, this.score);
-        // A hostile gateway's numbers can be huge for one label only.
+        // A malicious gateway could send a huge number for a single label.
         if (!Number.isNaN(loss)) return Math.min(Math.max(loss, -MAX_LOSS), MAX_LOSS);
         throw new Declining("the model's answer gives no loss");
       } catch (error) {
         if (error instanceof Stopped) throw error;
-        if (this.batch.isPrivate) return null; // A decline would say something of the row.
+        if (this.batch.isPrivate) return null; // A decline could reveal the row.
         throw error;
       }
     });

@@ -8,7 +8,7 @@ import type { Piece } from "./template.js";
 /** One labelled row: the text fields that the template names, and the label. */
 export type Example = Readonly<Record<string, unknown>>;
 
-/** What a prompt puts into a task: a text, or what its slots hold and the label words it chooses. */
+/** A prompt for a task: a text, or texts of slots with the label words of the prompt. */
 export interface Filling {
   readonly texts: readonly string[];
   readonly labelWords?: readonly string[];
@@ -16,12 +16,12 @@ export interface Filling {
 
 const MAX_TEXT_CHARS = 20_000;
 
-/** Whether a label may have this bias, nats. */
+/** Whether a value is valid as a label's bias, nats. */
 export function isBias(value: unknown): boolean {
   return typeof value === "number" && Math.abs(value) <= 100;
 }
 
-/** How an example becomes a question for the model. */
+/** The task: it makes model inputs from examples. */
 export class Task {
   /** The labels, in the order of the model's answers. */
   readonly labels: readonly string[];
@@ -46,7 +46,7 @@ export class Task {
     ] as string[];
   }
 
-  /** The templates of an input, in a chat with their roles. */
+  /** The templates of an input; in a chat each has a role. */
   get messages(): readonly { readonly role?: string; readonly template: string }[] {
     const { chat, template } = this.spec;
     if (!chat) return [{ template: template ?? "" }];
@@ -57,7 +57,7 @@ export class Task {
     ];
   }
 
-  /** The slots that the templates name; none where `{prompt}` stands for all of them. */
+  /** The slots in the templates; empty if the templates have `{prompt}`. */
   get slots(): readonly string[] {
     return this.spec.slots ?? [];
   }
@@ -66,7 +66,7 @@ export class Task {
     return this.spec.loss ?? "cross_entropy";
   }
 
-  /** The number by which the aggregator and the client know that they read the same task. */
+  /** Checksum of the task, which the client compares with the server's. */
   get crc32(): number {
     const { chat, template } = this.spec;
     const words = this.labelWords;
@@ -87,12 +87,12 @@ export class Task {
     return this.spec.label_field ?? "label";
   }
 
-  /** The fields that a model is shown: for `nll` the reference text too. */
+  /** The columns that the model sees; with `nll` also the reference text. */
   get shown(): readonly string[] {
     return this.loss === "nll" ? [...this.fields, this.labelField] : this.fields;
   }
 
-  /** Whether an example has the task's text fields, fit to be sent, and what its loss needs. */
+  /** Whether an example has valid text fields, and what its loss needs. */
   usable(example: Example): boolean {
     if (!this.fields.every((name) => isSendable(example[name]))) return false;
     const label = example[this.labelField];
@@ -101,12 +101,12 @@ export class Task {
     return this.targetOf(example) >= 0;
   }
 
-  /** The index of an example's label among the task's; -1 of one that it does not know. */
+  /** Returns the index of an example's label; -1 if the task does not have the label. */
   targetOf(example: Example): number {
     return this.indexOf(example[this.labelField]);
   }
 
-  /** The index of the label that a value means; -1 of one that the task does not know. */
+  /** Returns the index of the label that a value names; -1 if the task does not have the label. */
   indexOf(label: unknown): number {
     const found = this.labels.indexOf(spelled(label));
     if (found >= 0) return found;
@@ -115,7 +115,7 @@ export class Task {
     return alike.length === 1 ? alike[0]! : -1;
   }
 
-  /** Returns the input of a model for an example under a prompt. */
+  /** Returns the model's input for a prompt and an example. */
   render(prompt: Filling, example: Example): Input {
     const texts = new Map<string, string>(
       this.slots.length > 0
@@ -133,7 +133,7 @@ export class Task {
         else if (field !== undefined) parts.push(["field", cut(String(example[field]), most)]);
       }
       const last = parts[parts.length - 1];
-      // The line feed after an instruction is for what follows; here nothing does.
+      // A final line feed separates a candidate from more text; here no text follows.
       if ((role === "system" || role === "user") && last?.[0] === "prompt") {
         parts[parts.length - 1] = ["prompt", last[1].replace(/\n+$/, "")];
       }
@@ -142,12 +142,12 @@ export class Task {
   }
 }
 
-/** The first characters of a text; as in Python, half of a surrogate pair is none. */
+/** The first characters of a text, without half of a surrogate pair. */
 function cut(text: string, most?: number): string {
   return most === undefined || text.length <= most ? text : [...text].slice(0, most).join("");
 }
 
-/** What spellings of one label share: NFC, lower case, no outer space, `1` for `1.0`. */
+/** A label in NFC and lower case, without outer spaces; `1.0` becomes `1`. */
 export function labelKey(label: unknown): string {
   return spelled(label)
     .normalize("NFC")
@@ -156,15 +156,15 @@ export function labelKey(label: unknown): string {
     .replace(/^(-?\d+)\.0$/, "$1");
 }
 
-/** A run's task with its labels in their order. */
+/** A run with its task. */
 export interface Run extends Omit<RunTask, "task"> {
   readonly task: Task;
 }
 
 /**
- * Reads the answer of `GET /v1/runs/{id}/task`.
+ * Reads the response of `GET /v1/runs/{id}/task`.
  *
- * @throws MessageError It is none, or its task is not the one that the aggregator has sent.
+ * @throws MessageError It is malformed, or the task has another checksum than the server's task.
  */
 export function readRun(text: string): Run {
   let run: RunTask;
@@ -178,7 +178,7 @@ export function readRun(text: string): Run {
   if (typeof task !== "object" || !Number.isInteger(size) || size! < 1) {
     throw new MessageError("the aggregator's answer is malformed: a task: it lacks a key");
   }
-  // Numbers that reach a loss, or its noise: a server must not read labels in what fails.
+  // Invalid numbers would make losses fail, and failures could reveal labels to the server.
   if (typeof (privacy ?? {}) !== "object") {
     throw new MessageError("the aggregator's answer is malformed: a task: privacy");
   }
@@ -198,12 +198,12 @@ export function readRun(text: string): Run {
   return { ...run, task: read };
 }
 
-/** A label as Python spells it: a run's labels may be `true` and `false`. */
+/** A label in Python's spelling, because labels may be `true` and `false`. */
 function spelled(label: unknown): string {
   return typeof label === "boolean" ? (label ? "True" : "False") : String(label);
 }
 
-/** Whether a message can carry a text: not too long, and no half of a character in it. */
+/** Whether a message can contain a text: it is not too long, and valid Unicode. */
 export function isSendable(text: unknown): text is string {
   if (typeof text !== "string") return false;
   if (text.length > MAX_TEXT_CHARS && [...text].length > MAX_TEXT_CHARS) return false;
@@ -211,6 +211,6 @@ export function isSendable(text: unknown): text is string {
     encodeURIComponent(text);
     return true;
   } catch {
-    return false; // URIError: half of a surrogate pair.
+    return false; // half of a surrogate pair
   }
 }

@@ -1,6 +1,6 @@
 import { MessageError } from "./errors.js";
 
-/** A stretch of a template: text, then the field behind it, of which `most` characters count. */
+/** A part of a template: a text and the field after it, of which `most` characters are used. */
 export interface Piece {
   readonly text: string;
   readonly field?: string;
@@ -13,7 +13,7 @@ const TOKEN = /\{\{|\}\}|\{([^{}]*)\}|[{}]/g;
  * Parses a template: `{name}` is a field, `{name:.400}` its first 400 characters, `{{` and `}}`
  * are braces.
  *
- * @throws MessageError It is no template.
+ * @throws MessageError It is not a template.
  */
 export function parseTemplate(template: string): Piece[] {
   const pieces: Piece[] = [];
@@ -24,7 +24,7 @@ export function parseTemplate(template: string): Piece[] {
     end = match.index + match[0].length;
     const field = match[1];
     if (match[0] === "{{" || match[0] === "}}") {
-      pieces.push({ text: text + match[0].charAt(0) }); // where Python ends a piece, too
+      pieces.push({ text: text + match[0].charAt(0) }); // ends a part here, as Python does
       text = "";
       continue;
     }

@@ -9,14 +9,14 @@ import {
 import type { Problem } from "./messages.js";
 import { Ending, raced } from "./waits.js";
 
-/** What the client asks of `fetch`: the platform's own, or one of the app's. */
+/** The part of `fetch` that the client uses: the platform's function, or the app's. */
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
 
-/** An answer that is no refusal. */
+/** A successful response. */
 export interface Reply {
   readonly status: number;
   readonly text: string;
-  /** The wait that the server asks for, seconds; undefined where it does not say. */
+  /** The delay that the server requests, seconds; undefined if it requests none. */
   readonly retryAfterS?: number;
 }
 
@@ -27,9 +27,9 @@ export interface Request {
   readonly path: string;
   /** The bearer token. */
   readonly token: string;
-  /** The JSON, as it is sent. */
+  /** The JSON text. */
   readonly body?: string;
-  /** How much longer than usual the answer may take, seconds. */
+  /** Additional time limit for the response, seconds. */
   readonly patienceS?: number;
   readonly signal?: AbortSignal | undefined;
 }
@@ -38,22 +38,22 @@ const PROTOCOL_VERSION = "1";
 const MAX_ANSWER_CHARS = 32 * 1024 * 1024;
 const MAX_RETRY_AFTER_S = 3600;
 
-/** Of what a proxy answers, besides 5xx, the statuses that another attempt may not meet. */
+/** Statuses of a proxy, besides 5xx, after which another attempt may succeed. */
 const PASSING = [408, 421, 425, 429];
 
-/** Browsers hide why a request of a page failed. */
+/** Added in browsers, which hide the reason of a failed request. */
 const HINT = "; or the path is wrong, or the server's `cors` lacks this origin";
 
 const KNOWN = [MessageError, ProblemError, Stopped, TransportError];
 
-/** The protocol over HTTP: requests in, answers or typed refusals out. */
+/** Sends requests over HTTP, and returns responses or throws typed errors. */
 export class Transport {
   readonly #base: string;
 
   /**
    * @param server Base URL of the aggregator.
    * @param fetch Sends a request.
-   * @param timeoutS How long an answer may take, seconds.
+   * @param timeoutS Time limit of a response, seconds.
    * @throws ArgumentError The URL cannot be used.
    */
   constructor(
@@ -71,9 +71,9 @@ export class Transport {
    * Sends a request once.
    *
    * @throws ProblemError The aggregator refuses.
-   * @throws TransportError It cannot be reached, or something in between is overloaded.
-   * @throws RefusedBetween Something in between refuses.
-   * @throws MessageError What answers is no aggregator.
+   * @throws TransportError The aggregator cannot be reached, or a proxy is overloaded.
+   * @throws RefusedBetween A proxy refuses.
+   * @throws MessageError The response is not from an aggregator.
    * @throws Stopped The signal was aborted.
    */
   async send(request: Request): Promise<Reply> {
@@ -92,7 +92,7 @@ export class Transport {
         headers,
         ...(body !== undefined && { body }),
         signal: ending.signal,
-        redirect: "error", // a redirect would carry the credential elsewhere
+        redirect: "error", // a redirect would send the credential to another address
         credentials: "omit",
         cache: "no-store",
       });
@@ -114,18 +114,18 @@ export class Transport {
       throw new TransportError(`${this.#base}: cannot be reached: ${error}${hint}`);
     } finally {
       ending.release();
-      ending.abort(); // what has not answered, and what is left of an answer that is not read
+      ending.abort(); // also cancels a response that was not read to its end
     }
   }
 }
 
-/** What a refusal is: the aggregator's, or of something in between. */
+/** Returns the error for a refusal, of the aggregator or of a proxy. */
 function refusal(path: string, status: number, text: string, retryAfterS?: number): Error {
   let problem: Partial<Problem> | null = null;
   try {
     problem = JSON.parse(text);
   } catch {
-    // Not ours; said below.
+    // Not from the aggregator; see below.
   }
   const { type, title, code, detail } = problem ?? {};
   const isOurs = [type, title, code, detail].every((each) => typeof each === "string");
@@ -140,9 +140,9 @@ function refusal(path: string, status: number, text: string, retryAfterS?: numbe
 }
 
 /**
- * The text of an answer, which may be compressed: only what was read is bounded.
+ * Returns the text of a response. It may be compressed, so the limit applies to the read text.
  *
- * @throws MessageError It is too long.
+ * @throws MessageError The text is too long.
  */
 async function textOf(response: Response, path: string): Promise<string> {
   const reader = response.body?.getReader();
@@ -160,7 +160,7 @@ async function textOf(response: Response, path: string): Promise<string> {
   }
 }
 
-/** Seconds; a date, which proxies may send, is relative to the sender's clock. */
+/** Returns seconds. A date, which proxies may send, is compared with the sender's clock. */
 function readRetryAfter(headers: Headers): number | undefined {
   const asked = headers.get("Retry-After");
   if (asked === null) return undefined;

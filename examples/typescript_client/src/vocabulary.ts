@@ -9,19 +9,19 @@ const NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_
 const MISTRAL =
   "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img";
 
-/** Special tokens of tokenisers and chat templates; `fedone_sdk/vocabulary.py` has the same. */
+/** Special tokens of tokenisers and chat templates, as in `fedone_sdk/vocabulary.py`. */
 const SPECIAL = new RegExp(
   String.raw`<\||\|>|<</?sys>>|<(${NAMES}|(unused|extra_id_)\d+)>` +
     String.raw`|\[(${MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]`,
   "i",
 );
 
-/** Whether a text has a special token; a tokeniser may normalise it before it looks for them. */
+/** Whether a text has a special token; the text is normalised first, as tokenisers do. */
 export function hasSpecialToken(text: string): boolean {
   return SPECIAL.test(text.normalize("NFKC"));
 }
 
-/** The candidates of a prompt's positions: the same for all, or slot by slot. They only grow. */
+/** The candidates of a prompt's positions: common to all, or per slot. They are never removed. */
 export class Vocabulary {
   constructor(
     readonly version: number,
@@ -30,10 +30,10 @@ export class Vocabulary {
   ) {}
 
   /**
-   * What a server has sent.
+   * Reads the server's candidates.
    *
    * @param listed All candidates, or those that were added after `known`.
-   * @throws Declining A candidate has a special token of a model.
+   * @throws Declining A candidate contains a special token of a model.
    */
   static of(listed: VocabularyList, known?: Vocabulary): Vocabulary {
     const version = listed.version ?? 0;
@@ -56,11 +56,11 @@ export class Vocabulary {
   }
 
   /**
-   * The prompt that these candidates make.
+   * Returns the prompt of these candidates.
    *
-   * @param task The task that it is for.
-   * @param indices One for each position.
-   * @throws Declining An index is none of a candidate, or a set of label words does not fit.
+   * @param task The prompt's task.
+   * @param indices One candidate index for each position.
+   * @throws Declining An index is invalid, or a set of label words does not fit the task.
    */
   prompt(task: Task, indices: readonly number[]): Filling {
     if (this.slots.length === 0) {
@@ -75,7 +75,7 @@ export class Vocabulary {
     const chosen = texts.get(LABELS);
     texts.delete(LABELS);
     const words = chosen === undefined ? undefined : labelWords(chosen, task.labels.length);
-    // As a chat spells them behind text.
+    // With a leading space, as a chat model writes a word after text.
     const spelled = (words ?? task.labelWords).map((word) =>
       task.spec.chat ? ` ${word.trimStart()}` : word,
     );
@@ -84,7 +84,7 @@ export class Vocabulary {
   }
 }
 
-/** Of each position how many candidates it has. */
+/** The number of candidates of each position. */
 export function sizesOf(run: Run): number[] {
   const layout = run.layout?.length
     ? run.layout
@@ -112,9 +112,9 @@ function labelWords(candidate: string, count: number): string[] {
 }
 
 /**
- * Puts the label words and the other slots' texts in the place of `{label:KEY}` and `{NAME}`.
+ * Replaces `{label:KEY}` by a label word, and `{NAME}` by another slot's text.
  *
- * A slot's text gets its label words first; slot names in it are left as they are then.
+ * In that text, label words are replaced too, but names of slots are not.
  */
 function fill(texts: Map<string, string>, words: Map<string, string>): string[] {
   const worded = new Map(
@@ -145,7 +145,7 @@ function replaced(text: string, words: Map<string, string>, slots: Map<string, s
   return found;
 }
 
-/** A label word behind a text: without its space at the beginning and after an opening mark. */
+/** A label word after a text; no leading space at the beginning and after an opening mark. */
 function behind(word: string, before: string): string {
   const text = /["'`]$/.test(before) ? before.slice(0, -1) : before;
   return text === "" || /[\s([{<\u2018\u201c\u00ab]$/.test(text) ? word.trimStart() : word;

@@ -1,13 +1,13 @@
 import { FedOneError, Stopped } from "./errors.js";
 import type { EdgeStorage } from "./state.js";
 
-/** What ends a wait: a signal, or a maximum duration in seconds. */
+/** The end of a wait: a signal, or a maximum duration in seconds. */
 export interface Limits {
   readonly signal?: AbortSignal | undefined;
   readonly seconds?: number;
 }
 
-/** A controller that is aborted with another signal, too. */
+/** A controller that is also aborted together with another signal. */
 export class Ending extends AbortController {
   readonly stop = (): void => this.abort();
 
@@ -17,18 +17,18 @@ export class Ending extends AbortController {
     if (outer?.aborted) this.abort();
   }
 
-  /** Lets go of the other signal. */
+  /** Stops listening to the other signal. */
   release(): void {
     this.outer?.removeEventListener("abort", this.stop);
   }
 }
 
 /**
- * The answer of a function that may never answer: every wait of the client is one of these.
+ * Returns the result of a function that may never return. All waits of the client use it.
  *
- * @param what Names the function.
+ * @param what Name of the function.
  * @throws Stopped The signal was aborted first.
- * @throws FedOneError There was no answer in time.
+ * @throws FedOneError The time limit was exceeded.
  */
 export async function raced<T>(
   what: string,
@@ -53,10 +53,10 @@ export async function raced<T>(
   }
 }
 
-/** Calls a function of the app's under the limits of the moment. */
+/** Calls a function of the app under the current limits. */
 export type Ask = <T>(what: string, call: () => T | PromiseLike<T>) => Promise<T>;
 
-/** A storage whose waits end, and whose writes keep their order also where one did not end. */
+/** A storage with time limits, whose writes keep their order even after a timeout. */
 export function guarded(storage: EdgeStorage, ask: Ask): EdgeStorage {
   let last: Promise<void> = Promise.resolve();
   const write = (act: () => void | Promise<void>): Promise<void> => {

@@ -19,11 +19,11 @@ import { isBias } from "./task.js";
 import type { Example, Run } from "./task.js";
 import { sizesOf } from "./vocabulary.js";
 
-/** What one assignment of the `losses` exchange asks of a device. */
+/** An assignment of the exchange `losses`. */
 export interface Work {
   readonly run: Run;
   readonly assignment: LossesAssignment;
-  /** Its prompts, checked. */
+  /** The checked prompts. */
   readonly prompts: readonly number[][];
   /** The device's examples that take part in the run. */
   readonly examples: readonly Example[];
@@ -31,20 +31,20 @@ export interface Work {
   readonly score: ScoreFunction | undefined;
   readonly journal: CurrentWork;
   readonly account: Account;
-  /** Whether the device asks a model of its own, whose queries it must report. */
+  /** Whether a model on the device is used, whose queries must be reported. */
   readonly ownModel: boolean;
   readonly random: () => Random;
-  /** Called with how many more prompts have their losses. */
+  /** Called with the number of prompts that were newly scored. */
   readonly onScored: (count: number) => void;
   readonly reflect: Reflect | undefined;
-  /** For `reflect`: all rows of the device, and the calls to the server. */
+  /** For `reflect`: all rows of the device, and the requests to the server. */
   readonly held: readonly Example[];
   readonly known: KnownRuns;
   readonly link: Link;
   readonly signal: AbortSignal | undefined;
 }
 
-/** Writes a candidate from scored prompts and tries it: what the update gets if it is better. */
+/** Writes a candidate and tests it; if it is better, returns additional fields of the update. */
 export type Reflect = (
   work: Work,
   step: Step,
@@ -53,19 +53,19 @@ export type Reflect = (
 ) => Promise<Partial<LossesUpdate> | undefined>;
 
 /**
- * Scores what an assignment asks for.
+ * Scores the prompts of an assignment.
  *
  * @param work The work.
  * @param oracle The loss oracle.
  * @returns The update.
- * @throws Declining It cannot be done well enough.
+ * @throws Declining The work cannot be completed.
  */
 export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUpdate> {
   const { run, assignment, examples, journal, prompts } = work;
   const rows = drawMinibatch(examples.length, run.method.batch_size!, assignment.minibatch_seed);
   const drawn = rows.map((row) => examples[row]!);
   const batch = await Minibatch.of(run.task, drawn, work.beforeSend, run.privacy != null);
-  // Some platforms hand out the keys of a row in any order.
+  // Some platforms return the keys of a row in any order.
   const entries = batch.examples.map((row) => Object.entries(row).sort());
   const content = new TextEncoder().encode(JSON.stringify([prompts, batch.texts, entries]));
   journal.open(`${content.length}.${crc32(content)}`);
@@ -82,12 +82,11 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
   return { ...update, ...(await work.reflect?.(work, step, update, oracle)) };
 }
 
-/** The losses of a step whose rows are all in the journal. */
+/** The losses of a step whose prompts are all scored. */
 async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_examples">> {
   const { batch, journal, prompts, run } = step;
   const found = prompts.map((_, place) => journal.row(place) ?? []);
-  // An example counts for all prompts or for none: otherwise they would be compared on different
-  // examples.
+  // An example counts for all prompts or for none, so that all prompts have the same examples.
   const positions = batch.texts.map((_, at) => at);
   const failed = new Set(positions.filter((at) => found.some((row) => row[at] == null)));
   const scored = batch.check(failed);
@@ -104,8 +103,8 @@ async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_e
   };
   if (step.byClass) return { ...rest, ...(await byClass(step, work, kept, scored.scored, noised)) };
   const rows = found.map((row) => kept.map((at) => row[at]!));
-  // An example without a loss counts as 0 for all prompts, so that neither the noise nor a count
-  // depends on what became of it.
+  // An example without a loss counts as 0 for all prompts, so that noise and counts do not reveal
+  // whether examples failed.
   const none = new Array<number>(scored.scored - kept.length).fill(0);
   const losses = privacy
     ? await noised(() =>
@@ -119,7 +118,7 @@ async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_e
   return { ...rest, losses: [...losses] };
 }
 
-/** The losses at the assignment's label biases, and the part of the update for their fit. */
+/** The losses with the assignment's label biases, and the update's values for fitting biases. */
 async function byClass(
   { batch, journal, prompts, run }: Step,
   { assignment, random }: Work,
@@ -151,7 +150,7 @@ async function byClass(
   const labelled = [...targets, ...none.map(() => -1)];
   const found = await noised(() => privateTerms(padded, labelled, privacy, random()));
   const losses = found.slice(0, prompts.length);
-  // The largest trace stands for an unknown one.
+  // The unknown trace is replaced by its maximum, 1.
   const cells = losses.flatMap((loss, place) => {
     const start = prompts.length + place * labels;
     return [loss, 1, ...found.slice(start, start + labels)];
@@ -160,9 +159,9 @@ async function byClass(
 }
 
 /**
- * The prompts, where the assignment fits its run and this client: a server may be broken, or lie.
+ * Returns the prompts if the assignment fits its run and this client; the server may be faulty.
  *
- * @throws Declining They do not.
+ * @throws Declining The assignment does not fit.
  */
 export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number[][] {
   const { run, assignment, account, journal, score } = work;

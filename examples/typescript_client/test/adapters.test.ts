@@ -65,6 +65,19 @@ for (const [name, make] of Object.entries(STORAGES)) {
   });
 }
 
+test("IndexedDB keeps no connection, which could go stale and block a deletion", async () => {
+  const storage = new IndexedDbStorage("test-deletion");
+  await storage.set(KEY, "one");
+  const deletion = indexedDB.deleteDatabase("test-deletion");
+  await new Promise<void>((resolve, reject) => {
+    deletion.onsuccess = () => resolve();
+    deletion.onblocked = () => reject(new Error("blocked"));
+  });
+  assert.equal(await storage.get(KEY), undefined);
+  await storage.set(KEY, "two");
+  assert.equal(await storage.get(KEY), "two");
+});
+
 test("files are for their owner alone, and none is left half written", async () => {
   const folder = join(await mkdtemp(join(tmpdir(), "edge-")), "state");
   await new FileStorage(folder).set(KEY, "secret");

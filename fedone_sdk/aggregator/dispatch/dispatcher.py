@@ -196,9 +196,9 @@ class Dispatcher:
     async def keep_waiting(self, clients: Mapping[int, int]) -> None:
         """Let clients wait for work of any run without long polls, until this call is cancelled.
 
-        A process that runs many clients learns from the service's listeners which clients are
-        drawn. The number of clients is not limited. `clients` maps the enrolment index of each
-        client to its number of examples.
+        A process that runs the clients itself calls this. A listener of the service tells it which
+        clients are drawn. The number of clients is not limited. `clients` maps the enrolment index
+        of each client to its number of examples.
         """
         waiting = dict(clients)
         while True:
@@ -323,7 +323,7 @@ class Dispatcher:
             await self._remove_members(missed)
 
     async def finish_work(self, client: int) -> None:
-        """After a client's work, remove it from the pool if other clients wait for a place."""
+        """After a client's work, remove it from the pool if the pool is full and others wait."""
         if self.pool.finish_work(client, self.clock.now()):
             await self._remove_members([client])
 
@@ -349,7 +349,7 @@ class Dispatcher:
     def on_change(self, run: ServedRun, change: Change) -> None:
         """Record which clients may have a seat in a run, and wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
-        if change.reloaded or change.ended:
+        if change.reloaded or change.ended or change.resumed:
             self.sync_run(run)
         if change.reloaded or change.ended or change.finished is not None:
             self._prune_seats(run)

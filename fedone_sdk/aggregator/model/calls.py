@@ -100,6 +100,10 @@ class CallBudget:
             raise
         self._reservations[reservation_id] = worst
 
+    def reserved(self, reservation_id: str) -> Usage:
+        """Return the amount of a reservation; `NOTHING` if the store may not have it."""
+        return self._reservations[reservation_id] or NOTHING
+
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
         """Divide `spent` among the reservations; the last one also pays what exceeds their sum."""
         granted = [key for key, worst in self._reservations.items() if worst is not None]

@@ -231,6 +231,7 @@ class ModelGateway:
                         assignment_id=assignment_id,
                         reservation_id=reservation_id,
                         used=used,
+                        reserved=call_budget.reserved(reservation_id),
                     )
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
             model = self.backend.fingerprint

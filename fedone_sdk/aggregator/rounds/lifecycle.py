@@ -329,7 +329,8 @@ def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -
     # The seat moves to the end, so that the log lists seats in the order of their last updates.
     others = (other for other in state.seats if other.key != seat.key)
     state = replace(state, seats=(*others, seat))
-    if machine.vacancies(state) or any(s.phase != "done" for s in state.seats):
+    num_done = sum(other.phase == "done" for other in state.seats)
+    if num_done < machine.spec.participation.clients_per_round:
         return Result(state=state)
     return finish_round(machine, state, now)
 

@@ -36,7 +36,7 @@ MAX_SNAPSHOTS = 100
 """Maximal number of rounds to which a run can be rolled back, in addition to its start."""
 
 ONE_QUERY = Usage(queries=1)
-"""Default upper bound on the cost of a query, without requests, tokens and dollars."""
+"""Default upper bound on the cost of a query: one query, and 0 requests, tokens and dollars."""
 
 _STRIDE = 1 << 32
 """Number that `seed_of` adds to a draw's index for each rollback. It is larger than any index."""

@@ -13,7 +13,10 @@ from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
-"""The item of `Seat.calls` for a reflection; all other items are digests of requests."""
+"""The item of `Seat.calls` for a reflection; all other items have digests of requests."""
+
+_REPEATED = "repeated/"
+"""Before a digest, the item of `Seat.calls` for a request that was sent again."""
 
 
 def release(
@@ -64,15 +67,15 @@ def lease_cost(
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
     if seat.reflects and answered and not proposed and queries <= seat.num_queries:
-        lease -= machine.worst_query
+        lease = lease.beyond(machine.worst_query)  # which may have risen since the claim
     metered = seat.used + seat.max_pending
     has_gateway = machine.gateway_model is not None
     trusted = machine.spec.participation.own_models == "trusted"
     if through_gateway(machine, seat) or (has_gateway and reported is None):
         return metered
     if reported is None or (answered and not trusted):
-        return lease
-    # Cut to the lease. A trusted report in a run without a gateway is cut only in queries.
+        return lease.at_least(metered)
+    # A trusted report may exceed the lease if there is no gateway, but not in queries.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -96,9 +99,10 @@ def reserve_call(
     seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(reservation_id, NOTHING) + worst.without_queries()
+    repeated = {_REPEATED + call} if worst.queries and call in seat.calls else frozenset()
     seat = replace(
         seat,
-        calls=seat.calls | {call},
+        calls=seat.calls | {call} | repeated,
         sent={**seat.sent, reservation_id: sent},
         used=seat.used + Usage(queries=queries),
     )
@@ -151,12 +155,16 @@ def settle_call(
     assignment_id: str,
     reservation_id: str,
     used: Usage,
+    reserved: Usage,
 ) -> Result[None]:
     """Charge the cost of a gateway call, except its queries, which `reserve_call` has counted."""
     seat = state.seat_with(assignment_id)
     if seat is None or reservation_id not in seat.sent:
-        # The seat or the replica was lost, and the call was charged in full.
-        return Result(state=state)
+        # The seat or the replica was lost, and `reserved` was charged. The bill may be higher.
+        if (missing := used.beyond(reserved)) == NOTHING:
+            return Result(state=state)
+        account = replace(state.account, spent=state.account.spent + missing)
+        return Result(state=replace(state, account=account))
     sent = {other: worst for other, worst in seat.sent.items() if other != reservation_id}
     seat = replace(seat, sent=sent, used=seat.used + used)
     account = state.account.raise_lease(assignment_id, seat.used + seat.max_pending)
@@ -172,9 +180,12 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Return the queries of a failed gateway call to the lease; a repeated call uses them again."""
+    """Return the queries of a failed gateway call to the lease; a later call uses them again.
+
+    They stay counted if the request was sent twice, because the other call may be answered.
+    """
     seat = state.seat_with(assignment_id)
-    if seat is None or call not in seat.calls:
+    if seat is None or call not in seat.calls or _REPEATED + call in seat.calls:
         return Result(state=state)
     used = seat.used - Usage(queries=queries)
     return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))

@@ -91,7 +91,7 @@ class RunView:
 
     Attributes:
         base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
-        machine: The machine for the current candidates and number of planned queries.
+        machine: The machine for the current candidates and the current `RoundMachine.planned`.
         initial_vocabulary: The initial candidates, without the ones that were added during the run.
         vocabulary: The current candidates.
         state: This replica's copy of the state.
@@ -419,7 +419,7 @@ def reading(run_id: str) -> Iterator[None]:
     """Turn errors of the ``with`` block, which reads a stored run, into a `SpecError`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, RecursionError, TypeError, ValueError) as exc:
         reason = messages.first_error(exc) if isinstance(exc, ValidationError) else repr(exc)
         problem = f"run {run_id!r} is damaged, or from another version: {reason}"
         raise SpecError(problem, source="store") from exc

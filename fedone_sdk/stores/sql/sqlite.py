@@ -230,7 +230,7 @@ def _read_schema(path: Path) -> str | None:
         raise OSError("it cannot be read and written")
     if not path.exists():
         return None
-    # `immutable` creates no files. It is safe without a writer, which would have a WAL file.
+    # `immutable` creates no files. It is safe if no process writes, so if there is no WAL file.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     uri = f"{path.absolute().as_uri()}?{how}"
     engine = create_engine(
@@ -296,7 +296,7 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """If the file is missing, create it for its owner only; without `create`, raise an error."""
+    """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not os.path.exists(path):
@@ -311,8 +311,8 @@ def _check_free(path: str) -> None:
 def _lock(path: str) -> int:
     """Lock a file next to a database; return its descriptor, whose closing releases the lock.
 
-    A lock on the database itself would conflict with SQLite: when a process closes any descriptor
-    of a file, it loses all its locks on the file.
+    The database itself is not locked: when a process closes any descriptor of a file, it loses all
+    its locks on the file, and so SQLite's locks.
     """
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import ClassLosses, State, prompt_search, stream
+from fedone_sdk.algorithms import Candidates, ClassLosses, State, prompt_search, stream
 from fedone_sdk.algorithms.prompt_search import FINALISTS, PromptSearch
 from fedone_sdk.algorithms.search_methods import TPE, RandomSearch, ThompsonSampling
 from fedone_sdk.algorithms.space import Space
@@ -122,6 +122,13 @@ def test_without_a_blank_every_position_has_a_token() -> None:
     prompts = tiny.ask(tiny.init(), stream(0))
     state = tiny.tell(tiny.init(), prompts, prompts.prompts.sum(axis=1))
     assert tiny.ask(state, stream(1)).prompts.shape == (4, 4)
+
+
+def test_a_race_of_one_known_prompt_asks_for_it_twice() -> None:
+    method = RandomSearch(space=Space.repeated(1, 2), num_samples=2, search=1, halving=1)
+    asked = Candidates(prompts=np.zeros((2, 1), int), probabilities=np.full((1, 2), 0.5))
+    state = method.tell(method.init(), asked, [0.1, 0.2])
+    assert method.ask(state, stream(1), 2).prompts.tolist() == [[0], [0]]
 
 
 def test_a_race_asks_for_fewer_prompts_and_ends() -> None:

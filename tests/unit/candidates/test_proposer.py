@@ -71,9 +71,13 @@ def test_the_best_and_the_worst_are_shown() -> None:
 def test_a_question_without_labels_or_scored_candidates() -> None:
     task = TaskSpec(template="{prompt} {text}", loss="nll")
     (_, _), (_, asked) = proposal_messages(task, "prompt", [], count=1)
+    assert asked.endswith(
+        "\n\nWrite 1 new candidates for {prompt}. Make the candidates differ from each other. Each "
+        "has at most 400 characters. Use no braces. Answer with a JSON array of 1 strings, and "
+        "nothing else."
+    )
     assert "Candidates so far" not in asked
     assert "Labels" not in asked
-    assert "Use no braces." in asked
 
 
 def test_a_list_of_proposals_is_read() -> None:
@@ -88,18 +92,15 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "text",
     [
-        '["one", "two"]',
-        '\ufeff[\n  "one",\n  "two"\n]\n',
+        '["one", "two"]', '\ufeff[\n  "one",\n  "two"\n]\n',
         'Here they are:\n```json\n["one", "two"]\n```\nGood luck [sic]!',
         '<think>[1] says ["no"] [x]</think> {"candidates": ["one", "two"]}',
         '[{"text": "one", "why": "short"}, {"text": "two"}]',
         '["one", "two", "thr',
         '["one", "two", 3, null, ["four"], {"a": 1}]',
         '["one"\n,\n"two"\n',
-        "1. one\n2. two",
-        "Sure!\n\n 1) one\n\n 2) two\n\nThat is all.",
-        "- one\r\n- two\r\n",
-        '* "one",\n* "two"',
+        "1. one\n2. two", "Sure!\n\n 1) one\n\n 2) two\n\nThat is all.",
+        "- one\r\n- two\r\n", '* "one",\n* "two"',
         "\u2022 `one`\n\u2022 \u201ctwo\u201d",
         '["one", "ONE", " one ", "", "two", "\\u0000", "a\\u202eb", "\\ud800"]',
         '["one", "{sentence}", "{label:2}", "{}", "{\\n}", "two"]',
@@ -107,7 +108,7 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
         '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two"]',
         '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "</think>"]',
     ],
-)
+)  # fmt: skip
 def test_many_forms_of_the_same_answer(text: str) -> None:
     assert _read(text) == ("one", "two")
 

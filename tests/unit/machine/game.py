@@ -248,7 +248,8 @@ class Game:
     def answered(self, call: Mapping[str, Any], used: Usage) -> None:
         """An attempt ends."""
         ids = {key: call[key] for key in ("assignment_id", "reservation_id")}
-        self.apply(settle_call, **ids, used=used)
+        reserved = call["worst"].without_queries()
+        self.apply(settle_call, **ids, used=used, reserved=reserved)
 
     def play(self, clients: Iterable[int] = (0, 1, 2), most: int = 500) -> None:
         """Play to the end of the run, with clients that do all their work."""

@@ -55,6 +55,14 @@ class TestPauses:
         assert (game.state.round, game.state.status, game.state.paused) == (1, "stopped", True)
         assert game.leased == NOTHING
 
+    def test_a_round_waits_for_seats_without_a_client(self) -> None:
+        game = Game(spec_of(participation={"clients_per_round": 2, "min_clients": 1}))
+        work = game.take([0])
+        game.apply(pause, reason="the key was revoked")
+        game.send(work)
+        game.apply(resume)
+        assert (game.state.round, game.seat([0, 1])) == (0, [1])
+
     def test_a_paused_run_can_be_stopped_for_good(self) -> None:
         game, _ = self.paused()
         game.apply(stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedone_sdk.aggregator.rounds.spending import (
     has_lost_calls,
     reserve_call,
     reserve_evaluation,
+    return_queries,
     settle_evaluation,
 )
 from fedone_sdk.budget import NOTHING, Usage
@@ -26,6 +28,7 @@ from tests.unit.machine.game import (
     ALPHA,
     GATEWAY_QUERY,
     LOSSES,
+    MODEL,
     SAMPLES,
     Game,
     both,
@@ -236,6 +239,26 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
 
 
 class TestGatewaySpending:
+    @pytest.mark.parametrize("own_model", [False, True])
+    @pytest.mark.parametrize("times", [1, 9])
+    def test_a_candidate_that_is_not_tried_returns_its_query(
+        self, own_model: bool, times: int
+    ) -> None:
+        """But the gateway's calls are charged, and a query may cost more than at the claim."""
+        participation = {"own_models": "charged"}
+        game = Game(spec_of(participation=participation | LOSSES), gateway=True)
+        (client,) = game.seat()
+        work = game.claim(client, own_model=own_model)
+        assert work is not None
+        seat = replace(game.state.seats[0], reflects=True)
+        account = game.state.account.add(work.assignment_id, GATEWAY_QUERY)
+        game.state = game.state.with_seat(seat, account=account)
+        game.gateway(work, SAMPLES + 1)
+        game.machine = game.machine.with_model(MODEL, GATEWAY_QUERY * times)
+        game.send(work)
+        assert game.spent.queries == SAMPLES + 1
+        assert game.spent.requests >= SAMPLES + 1
+
     def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
         """A model on the device answered: its spending was not observed."""
         game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
@@ -275,6 +298,17 @@ class TestGatewaySpending:
         assert refused.code == "lease_exhausted"
         assert "budget of 10 requests exhausted" in refused.detail
 
+    def test_queries_of_a_request_that_was_sent_twice_are_not_returned(self) -> None:
+        """One replica finds the model blocked, but another one may have sent its answer."""
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        call = {"assignment_id": work.assignment_id, "call": "call", "queries": SAMPLES}
+        for times in (1, 2):
+            for _ in range(times):
+                game.apply(reserve_call, **game.call(work, GATEWAY_QUERY * SAMPLES, "call"))
+            game.apply(return_queries, **call)
+            assert game.state.seats[0].used.queries == SAMPLES * (times - 1)
+
 
 class TestOverruns:
     def test_what_was_spent_beyond_a_lease_is_held_from_then_on(self) -> None:
@@ -287,6 +321,15 @@ class TestOverruns:
         game.send(work)
         assert game.spent.requests == 15
         assert game.state.status == "running"  # 5 requests pay for two more prompts
+
+    def test_what_was_spent_beyond_a_lost_seat_is_charged(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        asked = game.call(game.take(), GATEWAY_QUERY * SAMPLES)
+        game.apply(reserve_call, **asked)
+        game.advance(101)
+        assert game.spent == asked["worst"]
+        game.answered(asked, Usage(requests=15))
+        assert game.spent.requests == 15
 
 
 class TestRestarts:

@@ -2,17 +2,10 @@ import type { EdgeStorage } from "../../src/index.js";
 
 const STORE = "texts";
 
-/** Keeps the client's state in the browser's IndexedDB, of this origin alone. */
+/** Stores the client's state in the browser's IndexedDB, separately for each origin. */
 export class IndexedDbStorage implements EdgeStorage {
-  readonly #opened: Promise<IDBDatabase>;
-
-  /** @param name The database's. */
-  constructor(name = "fedone-edge") {
-    const opening = indexedDB.open(name, 1);
-    opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
-    this.#opened = done(opening);
-    this.#opened.catch(() => undefined); // said by the first call
-  }
+  /** @param name Name of the database. */
+  constructor(readonly name = "fedone-edge") {}
 
   async get(key: string): Promise<string | undefined> {
     return this.#ask("readonly", (store) => store.get(key));
@@ -30,18 +23,27 @@ export class IndexedDbStorage implements EdgeStorage {
     mode: IDBTransactionMode,
     act: (store: IDBObjectStore) => IDBRequest<T>,
   ): Promise<T> {
-    const transaction = (await this.#opened).transaction(STORE, mode, { durability: "strict" });
-    const request = act(transaction.objectStore(STORE));
-    await new Promise<void>((resolve, reject) => {
-      transaction.oncomplete = () => resolve();
-      transaction.onabort = transaction.onerror = () => reject(transaction.error);
-    });
-    return request.result;
+    // Opened for each call: browsers close the connections of a page in the background, and an open
+    // connection would delay the deletion of the database.
+    const opening = indexedDB.open(this.name, 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
+    const database = await done(opening);
+    try {
+      const transaction = database.transaction(STORE, mode, { durability: "strict" });
+      const request = act(transaction.objectStore(STORE));
+      await new Promise<void>((resolve, reject) => {
+        transaction.oncomplete = () => resolve();
+        transaction.onabort = transaction.onerror = () => reject(transaction.error);
+      });
+      return request.result;
+    } finally {
+      database.close();
+    }
   }
 }
 
 /**
- * Runs `work` in one tab of this origin at a time: two clients must not share a storage.
+ * Runs `work` in one tab of this origin at a time, because two clients must not share a storage.
  *
  * @param options.signal Ends the wait for the other tab.
  */

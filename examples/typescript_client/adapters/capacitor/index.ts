@@ -1,13 +1,13 @@
 import type { EdgeClient, EdgeStorage } from "../../src/index.js";
 
-/** What is used of `@capacitor/preferences`. */
+/** The used part of `@capacitor/preferences`. */
 export interface Preferences {
   get(options: { key: string }): Promise<{ value: string | null }>;
   set(options: { key: string; value: string }): Promise<void>;
   remove(options: { key: string }): Promise<void>;
 }
 
-/** Keeps the client's state in UserDefaults or SharedPreferences, which are the app's alone. */
+/** Stores the client's state in UserDefaults or SharedPreferences, which only the app can read. */
 export function preferencesStorage(preferences: Preferences): EdgeStorage {
   return {
     get: async (key) => (await preferences.get({ key })).value,
@@ -16,7 +16,7 @@ export function preferencesStorage(preferences: Preferences): EdgeStorage {
   };
 }
 
-/** What is used of `@capacitor/app`. */
+/** The used part of `@capacitor/app`. */
 export interface App {
   getState(): Promise<{ isActive: boolean }>;
   addListener(
@@ -26,10 +26,10 @@ export interface App {
 }
 
 /**
- * Works while the app is in the foreground. In the background the system stops the WebView, and
- * with it every JavaScript, within seconds.
+ * Works while the app is in the foreground. In the background the system stops the WebView and its
+ * JavaScript within seconds.
  *
- * @returns Ends it, and resolves once the client has stopped.
+ * @returns A function that stops the client, and resolves when it has stopped.
  */
 export async function whileActive(
   client: EdgeClient,

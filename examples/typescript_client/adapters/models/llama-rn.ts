@@ -2,7 +2,7 @@ import type { Backend } from "../../src/backend.js";
 import { FIRST, isComplete, llama, splitBeginning, TooLong, valuesOf } from "./llama.js";
 import type { Asked, Engine, Shown } from "./llama.js";
 
-/** What is used of a context of `llama.rn`. */
+/** The used part of a context of `llama.rn`. */
 export interface LlamaContext {
   completion(params: {
     prompt: string;
@@ -23,17 +23,17 @@ export interface LlamaContext {
   stopCompletion(): Promise<void>;
 }
 
-/** More tokens than any vocabulary has. */
+/** A number larger than any vocabulary. */
 const ALL = 1_000_000;
 
-/** The least probability of single precision; one below it is shown as 0. */
+/** Minimum probability in single precision; smaller ones are shown as 0. */
 const LEAST = 1e-38;
 
 /**
  * A model of `llama.rn`, for React Native.
  *
- * @param context For this backend alone; load it with `ctx_shift: false`.
- * @param fingerprint Names the model's file, as `fingerprint` in `llama.ts` makes it.
+ * @param context A context that only this backend uses; load it with `ctx_shift: false`.
+ * @param fingerprint Identifies the model's file: `fingerprint` in `llama.ts`.
  */
 export function llamaRn(context: LlamaContext, fingerprint: string): Backend {
   const complete = async (

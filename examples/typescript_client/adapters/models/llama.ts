@@ -9,12 +9,12 @@ export interface Message {
 }
 
 /**
- * What a model is asked: a text to continue, or a chat, whose last message, if it is the
- * `assistant`'s, is the beginning of the answer. Special tokens in a text are read as such.
+ * A model's input: a text to continue, or a chat. If the last message of a chat is the
+ * `assistant`'s, it is the beginning of the answer. Special tokens in a text are read as such.
  */
 export type Asked = string | readonly Message[];
 
-/** Separates the beginning of the answer from the messages before it; "" if a chat has none. */
+/** Separates the beginning of the answer ("" if a chat has none) from the messages before it. */
 export function splitBeginning(chat: readonly Message[]): {
   messages: Message[];
   beginning: string;
@@ -24,15 +24,15 @@ export function splitBeginning(chat: readonly Message[]): {
   return { messages: beginning ? chat.slice(0, -1) : [...chat], beginning };
 }
 
-/** What an engine of llama.cpp does; this folder has three, and an app can write another. */
+/** An engine of llama.cpp. This folder has three; an app can write another one. */
 export interface Engine {
-  /** Names the model: `fingerprintOf` its file. */
+  /** Identifies the model: `fingerprintOf` of its file. */
   readonly fingerprint: string;
   /**
    * Log-probabilities of words as the next token, nats, over the whole vocabulary.
    *
-   * @param fresh Whether nothing of earlier calls may be reused, so that an answer depends on its
-   *   query alone.
+   * @param fresh Whether to reuse nothing of earlier calls, so that an answer depends only on its
+   *   query.
    * @throws TooLong The context is too short.
    * @throws LabelWordError A word is not one token.
    */
@@ -42,7 +42,7 @@ export interface Engine {
     fresh: boolean,
     signal?: AbortSignal,
   ): Promise<readonly number[]>;
-  /** The most likely text, up to so many tokens. */
+  /** The most likely text of at most `maxTokens` tokens. */
   write(asked: Asked, maxTokens: number, signal?: AbortSignal): Promise<string>;
 }
 
@@ -51,20 +51,20 @@ export class LabelWordError extends Error {
   override name = "LabelWordError";
 }
 
-/** A task that the model cannot do: reference texts, or a template with `{mask}`. */
+/** A task that the model does not support: reference texts, or a template with `{mask}`. */
 export class UnsupportedTask extends Error {
   override name = "UnsupportedTask";
 }
 
-/** An input does not fit into the model's context. */
+/** An input is longer than the model's context. */
 export class TooLong extends Error {
   override name = "TooLong";
 }
 
 /**
- * A backend for an engine: one input after the other, each of which reuses what it shares with the
- * one before. Fields that are too long are shortened at their ends. An input with special tokens of
- * models fails.
+ * A backend for an engine. It answers one input after another, and an input reuses the beginning
+ * that it shares with the input before. Long fields are shortened at their ends. An input with
+ * special tokens of models fails.
  */
 export function llama(engine: Engine): Backend {
   let last: Promise<unknown> = Promise.resolve();
@@ -118,7 +118,7 @@ async function fitted<T>(input: Input, ask: (asked: Asked) => Promise<T>): Promi
   }
 }
 
-/** The longest field without its last quarter; undefined where none is left. */
+/** Removes the last quarter of the longest field; undefined if all fields are empty. */
 function shortened(input: Input): Input | undefined {
   const lengths = input.map(([kind, text]) => (kind === "field" ? text.length : 0));
   const longest = Math.max(...lengths);
@@ -130,28 +130,28 @@ function shortened(input: Input): Input | undefined {
 }
 
 /**
- * The label words as the answer to an input spells them: in a chat without a space at the beginning
- * of the answer and after white space, and with one after other text.
+ * The label words as a chat model writes them after an input: with a leading space after text, and
+ * without it at the beginning of the answer and after white space.
  */
 function spelled(words: readonly string[], input: Input): readonly string[] {
   if (!isChat(input)) return words;
   const last = input.filter(([kind, text]) => kind === "role" || text !== "").at(-1)!;
-  // A field differs from row to row, and all rows have the same label words.
+  // "." stands for a field: fields differ, but all rows must have the same label words.
   const before = { role: "", field: "." }[last[0] as string] ?? last[1];
   const space = before === "" || /\s$/.test(before) ? "" : " ";
   return words.map((word) => space + word.trimStart());
 }
 
-/** The likeliest tokens that an engine is asked for first: label words are nearly always among them. */
+/** Number of likely tokens that are requested first; they nearly always include the label words. */
 export const FIRST = 256;
 
-/** Tokens by their text, with a number each, the likeliest first. */
+/** Tokens as text, each with a number; the likeliest first. */
 export type Shown = readonly (readonly [token: string, value: number])[];
 
 /**
- * The words' values among those of tokens.
+ * The values of words in a list of tokens.
  *
- * @throws LabelWordError A word is none of them.
+ * @throws LabelWordError A word is not in the list.
  */
 export function valuesOf(words: readonly string[], shown: Shown): number[] {
   const values = new Map([...shown].reverse()); // of several tokens with one text the likeliest
@@ -162,13 +162,13 @@ export function valuesOf(words: readonly string[], shown: Shown): number[] {
   });
 }
 
-/** Whether all words are among the tokens. */
+/** Whether all words are in a list of tokens. */
 export function isComplete(words: readonly string[], shown: Shown): boolean {
   const tokens = new Set(shown.map(([token]) => token));
   return words.every((word) => tokens.has(word));
 }
 
-/** The name of a model's file as the SDK's `llama_cpp` backend has it, so that fleets can mix. */
+/** The fingerprint of a model's file, as in the SDK's `llama_cpp` backend. */
 export async function fingerprintOf(name: string, file: Blob): Promise<string> {
   return fingerprint(name, await crypto.subtle.digest("SHA-256", await file.arrayBuffer()));
 }

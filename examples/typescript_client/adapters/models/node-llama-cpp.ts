@@ -5,7 +5,7 @@ import type { Backend } from "../../src/backend.js";
 import { fingerprint, LabelWordError, llama, splitBeginning, TooLong } from "./llama.js";
 import type { Asked, Engine } from "./llama.js";
 
-/** What is used of a model of `node-llama-cpp`. */
+/** The used part of a model of `node-llama-cpp`. */
 export interface LlamaModel<Token extends number = number> {
   tokenize(text: string, specialTokens?: boolean): Token[];
   detokenize(tokens: readonly Token[]): string;
@@ -18,7 +18,7 @@ export interface LlamaModel<Token extends number = number> {
   };
 }
 
-/** What is used of a sequence of its context. */
+/** The used part of a sequence of its context. */
 export interface LlamaSequence<Token extends number = number> {
   readonly contextSize: number;
   readonly nextTokenIndex: number;
@@ -43,9 +43,9 @@ export type TemplateClass = new (text: string) => {
 /**
  * A model of `node-llama-cpp`, for Node and Electron's main process.
  *
- * @param options.sequence For this backend alone.
- * @param options.fingerprint `fingerprintOf` the model's file.
- * @param options.Template For tasks that are chats.
+ * @param options.sequence A sequence that only this backend uses.
+ * @param options.fingerprint `fingerprintOf` of the model's file.
+ * @param options.Template Needed for tasks that are chats.
  */
 export function nodeLlama<Token extends number>(options: {
   model: LlamaModel<Token>;
@@ -69,7 +69,7 @@ export function nodeLlama<Token extends number>(options: {
     return rendered + beginning;
   };
 
-  /** Reuses what the sequence has evaluated; returns the tokens that it has not. */
+  /** Keeps the tokens that the sequence has already evaluated; returns the others. */
   const prepared = async (asked: Asked, fresh: boolean, reserve: number): Promise<Token[]> => {
     const { bos, shouldPrependBosToken } = model.tokens;
     const tokens = model.tokenize(textOf(asked), true);
@@ -110,7 +110,7 @@ export function nodeLlama<Token extends number>(options: {
   return llama(engine);
 }
 
-/** The name of a model's file as the SDK's `llama_cpp` backend has it, so that fleets can mix. */
+/** The fingerprint of a model's file, as in the SDK's `llama_cpp` backend. */
 export async function fingerprintOf(file: string): Promise<string> {
   const hash = createHash("sha256");
   for await (const chunk of createReadStream(file)) hash.update(chunk as Uint8Array);

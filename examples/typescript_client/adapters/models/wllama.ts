@@ -4,13 +4,13 @@ import type { Asked, Engine, Shown } from "./llama.js";
 
 export { fingerprintOf } from "./llama.js";
 
-/** What is used of an instance of `@wllama/wllama` 3 that has loaded a model. */
+/** The used part of an instance of `@wllama/wllama` 3 that has loaded a model. */
 export interface Wllama {
   createCompletion(options: Options & { prompt: string }): Promise<{ choices: Choice[] }>;
   createChatCompletion(options: Options & { messages: any[] }): Promise<{ choices: Choice[] }>;
 }
 
-/** Options of llama.cpp's server, not all of which the types have. */
+/** Options of llama.cpp's server; some of them are missing in wllama's types. */
 interface Options {
   readonly stream: false;
   readonly max_tokens: number;
@@ -31,20 +31,20 @@ interface Token {
   readonly prob?: number;
 }
 
-/** A logit far above all others: it moves the sampled token, not what is shown before sampling. */
+/** Logit bias that determines the sampled token; the shown log-probabilities do not change. */
 const SURELY = 1e6;
 
-/** Added to the logits of unlikely words, so that a word of probability 1e-13 is shown. */
+/** Added to the logits of unlikely words, so that a word with probability 1e-13 is shown. */
 const RAISED = 30;
 
-/** Tokens that are shown besides them. */
+/** Number of other tokens that are shown too. */
 const BESIDES = 8;
 
 /**
  * A model in WebAssembly, for pages in any browser.
  *
- * @param wllama With `n_ctx` as long as the longest input, and `n_parallel: 1`.
- * @param fingerprint `fingerprintOf` the model's file.
+ * @param wllama Loaded with `n_ctx` as long as the longest input, and `n_parallel: 1`.
+ * @param fingerprint `fingerprintOf` of the model's file.
  */
 export function wllama(wllama: Wllama, fingerprint: string): Backend {
   const complete = async (
@@ -92,11 +92,11 @@ export function wllama(wllama: Wllama, fingerprint: string): Backend {
   const engine: Engine = {
     fingerprint,
     async labels(asked, words, fresh, signal) {
-      // The engine shows nothing of a sampled token that is a part of a character.
+      // The engine shows no tokens if the sampled token is a part of a character.
       const sampled = { logit_bias: { [words[0]!]: SURELY } };
       const shown = await shownBy(asked, fresh, FIRST, sampled, signal);
       if (isComplete(words, shown)) return valuesOf(words, shown);
-      // A bias raises unlikely words into the shown tokens. A token that both answers show gives the
+      // A bias makes the engine show unlikely words. A token that both answers show gives the
       // difference between their normalisations.
       const more = {
         logit_bias: Object.fromEntries(words.map((word) => [word, RAISED])),

@@ -5,38 +5,38 @@ import type { Clock } from "../../src/clock.js";
 import { UnsupportedTask } from "./llama.js";
 import type { Message } from "./llama.js";
 
-/** A model of the system, which writes and shows no probabilities: one request at a time. */
+/** A model of the system, which returns no probabilities; it gets one request at a time. */
 export interface Writer {
-  /** Names the exact model; all devices of a run must have the same. */
+  /** Identifies the exact model, which must be the same on all devices of a run. */
   readonly fingerprint: string;
   /**
-   * Writes an answer to messages, the last of which is the user's.
+   * Writes an answer to messages; the last message is the user's.
    *
-   * @param options.choices Where the model can be held to one of several texts: these.
-   * @throws Busy It answers later: out of quota, in the background, or with another request.
-   * @throws Refused It does not answer to this input.
+   * @param options.choices The allowed answers, for models that support this restriction.
+   * @throws Busy The model is out of quota, in the background, or busy with another request.
+   * @throws Refused The model refuses this input.
    */
   write(messages: readonly Message[], options: WriteOptions): Promise<string>;
 }
 
-/** How a `Writer` answers. */
+/** Options of a call. */
 export interface WriteOptions {
   readonly maxTokens: number;
   readonly choices?: readonly string[];
   readonly signal?: AbortSignal | undefined;
 }
 
-/** The model answers later. */
+/** The model may answer later. */
 export class Busy extends Error {
   override name = "Busy";
 }
 
-/** The model does not answer to an input: it is too long, or against its policy. */
+/** The model refuses an input, because it is too long or violates a policy. */
 export class Refused extends Error {
   override name = "Refused";
 }
 
-/** Answers to an input; more are sampled only if these differ. */
+/** Number of first answers to an input; more are sampled only if these differ. */
 const FIRST = 3;
 
 /** Added to each label's count (Krichevsky and Trofimov 1981), as the SDK's backends do. */
@@ -47,10 +47,10 @@ const LABEL_TOKENS = 16;
 const MAX_WAIT_S = 60;
 
 /**
- * A backend for a model that only writes.
+ * A backend for a model that returns only texts.
  *
- * @param options.samples Answers per input from which log-probabilities are estimated; with 1 the
- *   written label has 0 and all others -1000, which suits runs with `loss: zero_one`.
+ * @param options.samples Answers per input from which log-probabilities are estimated. With 1, the
+ *   written label has 0 and all others have -1000, which suits runs with `loss: zero_one`.
  */
 export function written(
   writer: Writer,
@@ -110,7 +110,7 @@ async function answered(
   return { fingerprint: writer.fingerprint, texts, logProbs, usage: { requests } };
 }
 
-/** An input as messages that end with the user's; the beginning of an answer ends that one. */
+/** An input as messages. The beginning of the answer is appended to the last user's message. */
 function messagesFor(input: Input): Message[] {
   if (input[0]?.[0] !== "role") return [{ role: "user", content: textOf(input) }];
   const messages = messagesOf(input);
@@ -122,7 +122,7 @@ function messagesFor(input: Input): Message[] {
 
 const EDGES = /^[\s\p{P}\p{S}]+|[\s\p{P}\p{S}]+$/gu;
 
-/** The place of the label word that a text is, or that its first or last line is; -1 of none. */
+/** Index of the label word that a text, or its first or last line, equals; -1 if none. */
 function labelOf(text: string, words: readonly string[]): number {
   const plain = (each: string): string => each.normalize("NFKC").replace(EDGES, "").toLowerCase();
   const lines = text.split("\n").filter((line) => plain(line) !== "");
@@ -133,7 +133,7 @@ function labelOf(text: string, words: readonly string[]): number {
   return found.length === 1 ? found[0]! : -1;
 }
 
-/** An answer without a label counts as an equal part of an answer for each. */
+/** An answer without a label counts for all labels in equal parts. */
 function estimated(counts: readonly number[], total: number): number[] | null {
   const labelled = counts.reduce((sum, count) => sum + count, 0);
   if (labelled === 0) return counts.map(() => LOG_ZERO);
@@ -142,14 +142,14 @@ function estimated(counts: readonly number[], total: number): number[] | null {
   return counts.map((count) => Math.fround(Math.log((count + each) / every)));
 }
 
-/** What the systems call a model that answers later: ML Kit, Foundation Models, the Prompt API. */
+/** Names of errors after which a model may answer later (ML Kit, Foundation Models, Prompt API). */
 const BUSY = [
   ...["BUSY", "BACKGROUND_USE_BLOCKED"],
   ...["rateLimited", "concurrentRequests", "assetsUnavailable"],
   ...["OperationError", "UnknownError"],
 ];
 
-/** And one that refuses an input. */
+/** Names of errors for a refused input. */
 const REFUSED = [
   ...["REQUEST_TOO_LARGE", "REQUEST_TOO_SMALL", "REQUEST_PROCESSING_ERROR"],
   ...["RESPONSE_PROCESSING_ERROR", "RESPONSE_GENERATION_ERROR"],
@@ -157,7 +157,7 @@ const REFUSED = [
   ...["unsupportedLanguageOrLocale", "QuotaExceededError", "NotReadableError", "NotSupportedError"],
 ];
 
-/** An error by its `code`, or `name`. */
+/** Converts an error by its `code` or `name`. */
 function sorted(error: unknown): unknown {
   const { code, name } = (error ?? {}) as { code?: unknown; name?: unknown };
   const is = (names: readonly string[]): boolean =>
@@ -167,9 +167,9 @@ function sorted(error: unknown): unknown {
 }
 
 /**
- * A model behind a native module of the app's: Gemini Nano by ML Kit, Apple's Foundation Models.
+ * A model behind a native module of the app: Gemini Nano (ML Kit), Apple's Foundation Models.
  *
- * @param write Rejects with an error whose `code` is the system's name of it.
+ * @param write Must reject with an error whose `code` is the system's name of the error.
  */
 export function nativeWriter(write: Writer["write"], fingerprint: string): Writer {
   return {
@@ -181,7 +181,7 @@ export function nativeWriter(write: Writer["write"], fingerprint: string): Write
   };
 }
 
-/** What is used of `LanguageModel`, Chrome's Prompt API. */
+/** The used part of `LanguageModel`, Chrome's Prompt API. */
 export interface LanguageModel {
   create(options: { initialPrompts: Message[]; signal?: AbortSignal }): Promise<{
     prompt(
@@ -192,7 +192,7 @@ export interface LanguageModel {
   }>;
 }
 
-/** The model of Chrome's Prompt API; each answer has a session of its own. */
+/** The model of Chrome's Prompt API; each answer has its own session. */
 export function promptApi(api: LanguageModel, fingerprint: string): Writer {
   const write: Writer["write"] = async (messages, { choices, signal }) => {
     const stop = { ...(signal && { signal }) };

@@ -2,9 +2,9 @@ import { mkdir, open, readFile, rename, rm } from "node:fs/promises";
 import { join } from "node:path";
 import type { EdgeStorage } from "../../src/index.js";
 
-/** Keeps the client's state in a folder that only its owner can read, a file for each key. */
+/** Stores the client's state in a folder that only its owner can read, one file per key. */
 export class FileStorage implements EdgeStorage {
-  /** @param folder Made where it is missing. */
+  /** @param folder Created if it is missing. */
   constructor(readonly folder: string) {}
 
   async get(key: string): Promise<string | undefined> {
@@ -16,7 +16,7 @@ export class FileStorage implements EdgeStorage {
     }
   }
 
-  /** Returns when content and name are on the disk: a power cut loses neither. */
+  /** Returns when the content and the name of the file are on the disk. */
   async set(key: string, value: string): Promise<void> {
     await mkdir(this.folder, { recursive: true, mode: 0o700 });
     const part = `${this.#file(key)}.part`;

@@ -1,14 +1,14 @@
 import { burst } from "../../src/burst.js";
 import type { EdgeClient, EdgeStorage } from "../../src/index.js";
 
-/** What is used of an instance of `react-native-mmkv` 4. */
+/** The used part of an instance of `react-native-mmkv` 4. */
 export interface Mmkv {
   getString(key: string): string | undefined;
   set(key: string, value: string): void;
   remove(key: string): unknown;
 }
 
-/** What is used of `expo-secure-store`. */
+/** The used part of `expo-secure-store`. */
 export interface SecureStore {
   getItemAsync(key: string): Promise<string | null>;
   setItemAsync(key: string, value: string): Promise<void>;
@@ -16,8 +16,8 @@ export interface SecureStore {
 }
 
 /**
- * Keeps the credential in the keychain or keystore, and all else, which may be longer than an item
- * of a keychain, in MMKV.
+ * Stores the credential in the keychain or keystore, and everything else, which may be too long for
+ * a keychain, in MMKV.
  */
 export function secureStorage(mmkv: Mmkv, secure: SecureStore): EdgeStorage {
   const isSecret = (key: string): boolean => /\.identity$/.test(key);
@@ -28,15 +28,14 @@ export function secureStorage(mmkv: Mmkv, secure: SecureStore): EdgeStorage {
   };
 }
 
-/** What is used of `expo-background-task`. */
+/** The used part of `expo-background-task`. */
 export interface BackgroundTask {
   addExpirationListener(listener: () => void): { remove(): void };
   readonly BackgroundTaskResult: { readonly Success: number; readonly Failed: number };
 }
 
 /**
- * A task for `TaskManager.defineTask` of `expo-task-manager`: works for as long as the system lets
- * it, and not longer.
+ * A task for `TaskManager.defineTask` of `expo-task-manager`; works as long as the system allows.
  */
 export function edgeTask(client: () => EdgeClient, system: BackgroundTask, seconds = 25) {
   return async (): Promise<number> => {
