@@ -134,14 +134,11 @@ async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
     [  # The share of wins, with lengths balanced, of equal answers, and of those for the first.
         pytest.param(better, (0.8, (5 / 6 + 1) / 2, 1.0, 0.5), id="content"),
         pytest.param(lambda a, b: '{"better": "a"}', (0.5, 0.5, 0.0, 1.0), id="position"),
-        pytest.param(
-            lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
-            (0.7, 0.5, 1.0, 0.5),
-            id="length",
-        ),
+        pytest.param(lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
+                     (0.7, 0.5, 1.0, 0.5), id="length"),
         pytest.param(lambda a, b: "I like both", (0.5, None, None, None), id="no answer"),
     ],
-)
+)  # fmt: skip
 async def test_pairs_show_what_a_judge_prefers(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, str], str], expected: tuple[Any, ...]
 ) -> None:
