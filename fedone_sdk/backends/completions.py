@@ -247,7 +247,7 @@ def _forms(text: str) -> Iterator[str]:
     """Yield the parts of a written answer that may be the label word."""
     yield text
     if len(objects := _OBJECT.findall(text)) == 1:
-        with suppress(ValueError):
+        with suppress(RecursionError, ValueError):
             fields = json.loads(objects[0])
             (value,) = fields.values() if len(fields) == 1 else [fields.get("label")]
             yield "" if value is None else spelling(str(value)).strip()

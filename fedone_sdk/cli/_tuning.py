@@ -60,8 +60,12 @@ def next_steps(
     state: RunState | None,
     known: KnownRun | None,
     run_path: Path,
+    raising: str = "--raise UNIT=N",
 ) -> Iterator[str]:
-    """Yield the lines to print below a result: where the run is kept, and how it continues."""
+    """Yield the lines to print below a result: where the run is kept, and how it continues.
+
+    `raising` is the command's option for a higher cap.
+    """
     if state is None:
         if is_resumable(result):
             cache = spec.backend.cache
@@ -82,7 +86,7 @@ def next_steps(
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
     if result.status == "budget_exhausted" and result.rounds:
-        yield "to continue the run, set a higher cap in the file, or with --raise UNIT=N"
+        yield f"to continue the run, set a higher cap in the file, or with {raising}"
     run_file = f" --run {shlex.quote(str(run_path))}" if spec.method.name == "own" else ""
     report = f"fedone report {result.run_id} --store {store}{run_file}"
     yield f"the run is in {state.store}; for a report: {report}"

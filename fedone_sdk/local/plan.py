@@ -396,9 +396,11 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Sum of the dev rows of all measurements; the shorter prompt's measurement is left out."""
+        """Sum of the dev rows of all measurements."""
         dev = len(self._dev)
-        return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
+        return (3 + seeks_cheapest(self.spec)) * dev + self.points * min(
+            self.spec.evaluation.examples, dev
+        )
 
     async def _probed(self, draws: _Draws, startup_s: float) -> Duration:
         """Return the duration. The model is timed without cache and budget."""

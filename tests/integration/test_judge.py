@@ -81,7 +81,15 @@ def echo(inputs: Rendered, most: int) -> str:
 async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None:
     ASKED.clear()
     async with asyncio.timeout(30):
+        plan = await plan_run(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
+        priced = spec_of(
+            backend={"kind": "vllm", "model": "m", "prices": {"prompt": 1, "completion": 1}}
+        )
+        paid = await plan_run(federation_of(priced), backend=ScriptedBackend(write=echo))
         result = await simulate(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
+    assert plan.judge
+    assert paid.judge
+    assert paid.judge.requests - plan.judge.requests == 3  # The shorter prompt's dev rows.
     assert result.status == "completed"
     assert {report.mean_loss for report in result.history} <= {0.0, 0.375, 0.75}
     assert result.metric.no_prompt == 0.75  # Grade 2 of 1 to 5.
@@ -134,14 +142,11 @@ async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
     [  # The share of wins, with lengths balanced, of equal answers, and of those for the first.
         pytest.param(better, (0.8, (5 / 6 + 1) / 2, 1.0, 0.5), id="content"),
         pytest.param(lambda a, b: '{"better": "a"}', (0.5, 0.5, 0.0, 1.0), id="position"),
-        pytest.param(
-            lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
-            (0.7, 0.5, 1.0, 0.5),
-            id="length",
-        ),
+        pytest.param(lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
+                     (0.7, 0.5, 1.0, 0.5), id="length"),
         pytest.param(lambda a, b: "I like both", (0.5, None, None, None), id="no answer"),
     ],
-)
+)  # fmt: skip
 async def test_pairs_show_what_a_judge_prefers(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, str], str], expected: tuple[Any, ...]
 ) -> None:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from fedone_sdk import scores
 from fedone_sdk.backends import query_for
-from fedone_sdk.data import check_examples
-from fedone_sdk.errors import BackendUnavailable, DataError, SpecError
+from fedone_sdk.errors import BackendUnavailable, SpecError
 from fedone_sdk.local import load_score
 from fedone_sdk.losses import example_loss, feedback
 from fedone_sdk.metrics import METRICS, accuracy, evaluate, f1, matthews
@@ -237,16 +236,6 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
 def test_a_wrong_option_is_told_before_any_query(score: object, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_score(task_of(score))
-
-
-@pytest.mark.parametrize(
-    ("score", "answer"),
-    [("exact_match", None), ("contains", []), ("rouge_l", {}), ("number", ""), ("json_fields", 1)],
-)
-def test_an_expected_value_without_use_is_told_before_any_query(score: str, answer: Any) -> None:
-    rows = [{"text": "", "answer": value} for value in ('{"a": 7}', answer)]
-    with pytest.raises(DataError, match=r"x\.jsonl: row 2: column 'answer' "):
-        check_examples(task_of(score), rows, "x.jsonl")
 
 
 def test_a_run_names_a_ready_score_and_its_column() -> None:
