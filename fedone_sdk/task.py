@@ -255,7 +255,7 @@ class TaskSpec(Frozen):
             the group ``fedone.scores``, ``package.module:function``, or a name with options, such
             as ``{number: {tolerance: 0.01}}``. A device imports no function that a server names.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
-            per label, nats. A label that the model did not write is not changed.
+            per label, nats. If the model did not write a label, its `LOG_ZERO` is not changed.
     """
 
     # Omitted if null or empty, to keep messages short.

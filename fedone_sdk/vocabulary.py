@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError
+from fedone_sdk.files import user_path
 
 __all__ = ["FileVocabulary", "ListVocabulary", "PmiVocabulary", "Slot", "Vocabulary"]
 
@@ -336,7 +337,7 @@ def build_vocabulary(
         case PmiVocabulary():
             candidates, source = pmi_ngrams(texts), "training text"
         case FileVocabulary():
-            path = Path(base_dir) / spec.path
+            path = Path(base_dir) / user_path(spec.path)
             candidates, source = _read_candidates(path), str(path)
         case ListVocabulary():
             candidates, source = spec.candidates, "list"

@@ -9,14 +9,7 @@ _BLOCK = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DO
 
 
 class Block(NamedTuple):
-    """A fenced block.
-
-    Attributes:
-        language: The first word behind the fence.
-        info: What stands behind it, such as ``title="run.yaml"``.
-        text: Its lines.
-        line: Where its fence stands in the page, from 1.
-    """
+    """A fenced block."""
 
     language: str
     info: str

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.rounds import RoundMachine
     from fedone_sdk.aggregator.rounds.run_state import snapshot_sha256
     from fedone_sdk.aggregator.runs.changes import Change
-    from fedone_sdk.aggregator.runs.run_view import exported_run
+    from fedone_sdk.aggregator.runs.run_view import exported_run, reading
     from fedone_sdk.aggregator.runs.served_run import ServedRun
     from fedone_sdk.aggregator.service import Service
     from fedone_sdk.aggregator.telemetry import Observers
@@ -38,5 +38,6 @@ __all__ = [
     "ServedRun",
     "Service",
     "exported_run",
+    "reading",
     "snapshot_sha256",
 ]

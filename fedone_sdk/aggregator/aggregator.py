@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec, validate_spec
@@ -77,6 +78,14 @@ class Aggregator:
             "admin_token": admin_token,
             "admin_tokens": admin_tokens,
         }
+        problems = []
+        if backend is not None and not isinstance(backend, LLMBackend):
+            problems.append(f"backend: is {type(backend).__name__}; it must be an LLMBackend")
+        if store is not None and not hasattr(store, "commit"):
+            kind = type(store).__name__  # A URL may contain a password.
+            problems.append(f"store: is {kind}; it must be a Store, such as SqlStore.sqlite(path)")
+        if problems:
+            raise SpecError(problems, source="Aggregator")
         self._is_default_store = store is None
         self.service = Service(
             store=store or MemoryStore(),
@@ -257,9 +266,7 @@ class RunHandle:
             while True:
                 for report in feed.take():
                     yield report
-                if feed.has_more:
-                    continue
-                if not self._run.state.running:
+                if not (self._run.state.running or feed.has_more):
                     break
                 await feed.wait()
             result = await self.wait()

@@ -271,13 +271,6 @@ class Service:
             observe_commit=self._observe_commit,
         )
 
-    def _on_resumed(self, run: ServedRun) -> None:
-        for companion in self._companions.get(run.run_id, ()):
-            companion.on_started()
-        self.dispatcher.sync_run(run)
-        self.replicas.on_run_changed(run)  # The run's seats have new deadlines.
-        self.dispatcher.wake()
-
     async def wait(self, run: ServedRun) -> None:
         """Wait for a run's end, the answers to its model calls, and its final evaluation."""
         await run.ended.wait()
@@ -389,7 +382,6 @@ class Service:
         if model is not None and run.state.model != model:
             models = {"before": model, "now": run.state.model}
             _log.warning("run resumed with another model", run_id=run.run_id, **models)
-        self._on_resumed(run)
 
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
         """Raise caps of a run; a run that ended because its budget was exhausted continues.
@@ -399,12 +391,9 @@ class Service:
                 ``backend_blocked`` or ``backend_unavailable`` as for `resume_run`.
         """
         await run.catch_up()
-        ended = not (run.state.running or run.state.can_resume)
-        if ended:
+        if not (run.state.running or run.state.can_resume):
             await self._check_resumable(run)
         await run.apply(lifecycle.raise_caps, caps=caps)
-        if ended:
-            self._on_resumed(run)
 
     async def _check_resumable(self, run: ServedRun) -> None:
         if len(run.history) < run.state.round:
@@ -448,6 +437,11 @@ class Service:
         self.replicas.on_run_changed(run)
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)
+            if change.resumed:
+                companion.on_started()
+        if change.resumed:
+            self._models.reset()  # Perhaps another replica has checked the model.
+            self.dispatcher.wake()
         for listener in self.listeners:
             listener(run, change)
 

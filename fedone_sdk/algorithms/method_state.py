@@ -141,6 +141,6 @@ def _unpack(data: bytes, *, what: str) -> dict[str, NDArray[Any]]:
             array = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape)
             start += array.nbytes
             arrays[name] = array
-    except (AttributeError, TypeError, ValueError) as exc:
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError) as exc:
         raise ValueError(f"not a saved {what}") from exc
     return arrays

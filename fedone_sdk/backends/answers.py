@@ -301,5 +301,5 @@ def load_answer(data: bytes) -> Answer:
             usage=NOTHING,
             cached=1,
         )
-    except (OverflowError, TypeError) as exc:
+    except (OverflowError, RecursionError, TypeError) as exc:
         raise ValueError(f"not an answer: {exc!r}") from exc

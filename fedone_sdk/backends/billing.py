@@ -52,11 +52,11 @@ class Surplus:
 
     def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
         """Update the surplus after a bill. Return how much the bill exceeds the raised quote."""
-        excess = billed.beyond(quoted)
+        excess, counts = billed.beyond(quoted), {"queries": 0, "requests": 0}
         if not (excess.prompt_tokens or excess.completion_tokens or excess.usd):
-            self.unsure = False
+            if billed.model_copy(update=counts) != NOTHING:  # A failed request has no bill.
+                self.unsure = False
             return NOTHING
-        counts = {"queries": 0, "requests": 0}
         over = billed.beyond(self.raised(quoted, num_inputs)).model_copy(update=counts)
         self.unsure = over != NOTHING
         self._prompt = max(self._prompt, excess.prompt_tokens / max(quoted.prompt_tokens, 1))

@@ -301,6 +301,6 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as exc:
+    except (RecursionError, ValueError) as exc:
         raise SpecError(f"is not JSON: {exc}", source=str(file)) from exc
     return content if isinstance(content, dict) else {}

@@ -89,6 +89,8 @@ class _MaskedModel:
 
     def __init__(self, model_file: Path, pad_id: int) -> None:
         self._pad_id = pad_id
+        # Official builds from 1.29 send usage data to Microsoft unless the variable is set first.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         onnxruntime = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
         # One core per pass, because a sum over several threads rounds differently.

@@ -36,8 +36,8 @@ CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Fields that make a server continue the last message, by the `owned_by` of the server's model. For
-other servers, a task whose last message begins the answer is refused."""
+"""For each kind of server (`owned_by` of its model), the fields that make it continue the last
+message. For other servers, a task whose last message begins the answer is refused."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""

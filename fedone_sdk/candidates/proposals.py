@@ -57,13 +57,18 @@ def proposal_messages(
     )
     if len(ranked) > 2 * _SHOWN:
         ranked = [*ranked[:_SHOWN], *ranked[-_SHOWN:]]
+    aim, advice = "", ""
     if ranked:
+        aim = " that should have lower losses than these"
+        advice = (
+            "Find out what the good ones have in common and where the bad ones fail; where one "
+            "class has a high loss, help that class. "
+        )
         lines = "\n".join(_line(candidate, labels) for candidate in ranked)
         paragraphs.append(f"Candidates so far with their losses, the worst first:\n{lines}")
     rules = [
-        f"Write {count} new candidates for {{{slot}}} that should have lower losses than these.",
-        "Find out what the good ones have in common and where the bad ones fail; where one class "
-        "has a high loss, help that class. Make the candidates differ from each other.",
+        f"Write {count} new candidates for {{{slot}}}{aim}.",
+        f"{advice}Make the candidates differ from each other.",
         f"Each has at most {MAX_PROPOSAL_CHARS} characters.",
         "Name a label only by its placeholder; use no other braces."
         if labels

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from fedone_sdk import backends, local, stores
+from fedone_sdk import aggregator, backends, local, stores
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli._process import errors_in
@@ -175,21 +175,23 @@ class RunState:
             await store.close()
         if known is None:
             return None
-        document = json.loads(known.document)
-        raised = self._compare(known, document["account"]["cap"], spec, vocabulary)
-        status: str = document["status"]
-        if model is not None and document["model"] not in (None, model):
+        with aggregator.reading(spec.name):
+            document = json.loads(known.document)
+            raised = self._compare(known, document["account"]["cap"], spec, vocabulary)
+            status, before = document["status"], document["model"]
+            found = KnownRun(
+                ended=status if status in _FINAL and not raised else None,
+                raised=raised,
+                round=document["round"],
+                cache_hits=document["counters"]["cache_hits"],
+            )
+        if model is not None and before not in (None, model):
             raise SpecError(
                 f"backend: is {model!r}, but the run {spec.name!r} in {self.store} was scored by "
-                f"{document['model']!r}; start over with --fresh, or give the file of --backend "
-                "another name: the run's name is made from it"
+                f"{before!r}; start over with --fresh, or rename the file of --backend, from which "
+                "the run gets its name"
             )
-        return KnownRun(
-            ended=status if status in _FINAL and not raised else None,
-            raised=raised,
-            round=document["round"],
-            cache_hits=document["counters"]["cache_hits"],
-        )
+        return found
 
     async def _clear(self, store: stores.SqlStore, name: str) -> None:
         others = sorted((await store.versions()).keys() - {name})

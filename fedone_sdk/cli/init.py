@@ -90,6 +90,12 @@ def init(
         usable = tables.labelled(rows, text, label)
         parts = tables.split(usable.rows)
     backend = _backend_of(_model(model))
+    if backend["kind"] == "openai" and not os.environ.get("OPENAI_API_KEY", "").strip():
+        raise ArgumentError(
+            f"--model: {model!r} is not a file, a folder or a local model "
+            f"({', '.join(LOCAL_MODELS)}), and for a hosted model the environment variable "
+            "OPENAI_API_KEY is not set"
+        )
     noun, _, aspect = (about or "").partition(":")
     meanings = _meanings(words, sorted({row["label"] for row in usable.rows}))
     options = {"columns": (text, label), "public": _file(name, "public"), "words": meanings}
@@ -185,7 +191,8 @@ def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequ
         question = f"Column of the {kind}{f' (or {others})' if others else ''}"
         value = typer.prompt(question, default=likely[0])
     if value is not None and value not in likely:
-        problem = f"has no {kind}" if value in columns else "is not a column"
+        lacks = f"2 to {tables.MAX_LABELS} different short values" if kind == "labels" else kind
+        problem = f"does not have {lacks}" if value in columns else "is not a column"
         raise SpecError(
             f"{option}: {value!r} {problem}; possible columns: {', '.join(likely)}", source="data"
         )

@@ -149,7 +149,7 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
 def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Example]:
     for number, line in enumerate(lines, 1):
         try:
-            text = line.decode().strip("\r\n")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
         except UnicodeDecodeError as exc:
             raise DataError(f"{source}: line {number} is not UTF-8 text") from exc
         if not text.strip():

@@ -186,12 +186,15 @@ def print_plan(output: Output, plan: local.RunPlan, time_taken: str = "") -> Non
     expected, most, smallest = plan.expected, plan.most, plan.smallest_cap
     likely = plan.rounds_expected >= plan.rounds_planned
     verdict = "yes" if plan.sufficient else "probably" if likely else "no"
+    fewer = plan.rounds_planned < plan.rounds
+    reduced = f" (the cap on queries pays for no more of the {plan.rounds})" if fewer else ""
     output.heading(f"{plan.name}: {plural(plan.clients, 'client')}, {plan.vocab_size} candidates")
     facts = {
         "training queries": f"{plan.training_queries} at most"
         f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
         "cap suffices": f"{verdict}: at expected cost for {plan.rounds_expected} of "
-        f"{plural(plan.rounds_planned, 'round')}, at worst-case cost for {plan.rounds_affordable}",
+        f"{plural(plan.rounds_planned, 'round')}{reduced}, at worst-case cost for "
+        f"{plan.rounds_affordable}",
         "evaluation queries": f"{plan.evaluation_queries}",
         "proposer calls": f"{plan.proposals} at most" if plan.proposals else "",
         **{

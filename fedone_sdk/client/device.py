@@ -330,5 +330,5 @@ def _is_kept(failure: Exception) -> bool:
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # After several retries; the outage may be long.
+        return False  # The call was already retried several times, so the outage may be long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from fedone_sdk.data.columns import MAX_LABELS, NAMES
 from fedone_sdk.errors import DataError, needs_extra, system_errors
+from fedone_sdk.files import user_path
 
 _DELIMITERS = ",;\t|"
 _MAX_CELL_CHARS = 2**20
@@ -53,7 +54,7 @@ def load_examples(
         MissingExtraError: Parquet or the hub needs a package that is not installed.
     """
     is_on_hub = str(source).startswith("hf:")
-    name = str(source if is_on_hub else Path(folder, source))
+    name = str(source if is_on_hub else Path(folder, user_path(source)))
     with system_errors(DataError, f"{name}: cannot be read"):
         examples = list(_hub_rows(name, split) if is_on_hub else _file_rows(Path(name)))
     if not examples:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedone_sdk.errors import DataError
-from fedone_sdk.task import Example, TaskSpec, label_index, label_key
+from fedone_sdk.scores import built_in_score
+from fedone_sdk.task import Example, ScoreFunction, TaskSpec, label_index, label_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,19 @@ class RowProblem:
 def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Path) -> None:
     """Check that every row has the fields of a task.
 
-    A label is compared as text, so that a CSV's ``"1"`` is the label 1.
+    A label is compared as text, so that a CSV's ``"1"`` is the label 1. A built-in score is called
+    with each row, so that a wrong reference is found before a text is generated.
 
     Raises:
         DataError: A text field is missing or not text, or a label is unknown. The message names the
             source, the row (from 1), the field and the allowed values.
     """
+    score = built_in_score(task)
     for number, example in enumerate(examples, 1):
-        if problem := row_problem(task, example):
+        problem = row_problem(task, example)
+        if problem is None and score is not None:
+            problem = _reference_problem(task, example, score)
+        if problem is not None:
             raise DataError(f"{source}: row {number}: {problem}")
 
 
@@ -52,6 +58,17 @@ def row_problem(task: TaskSpec, row: Example, max_chars: int | None = None) -> R
         if problem := field_problem(row, field, max_chars):
             return problem
     return label_problem(task, row, max_chars)
+
+
+def _reference_problem(task: TaskSpec, row: Example, score: ScoreFunction) -> RowProblem | None:
+    """Return why a built-in score cannot use a row's expected answer; None if it can."""
+    try:
+        score("", row)
+    except ValueError as exc:
+        if task.label_field not in row:
+            return _missing(row, task.label_field)
+        return RowProblem(task.label_field, f"cannot be used by task.score: {exc}")
+    return None
 
 
 def label_problem(task: TaskSpec, row: Example, max_chars: int | None = None) -> RowProblem | None:

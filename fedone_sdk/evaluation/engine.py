@@ -534,7 +534,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 def _read(file: Path) -> Record | None:
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, RecursionError, TypeError, ValueError):
         return None
 
 

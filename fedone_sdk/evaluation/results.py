@@ -219,7 +219,10 @@ class Results:
                 sides[self._side(estimate)].append(one.entrant.name)
         pairs = max((estimate.pairs for _, estimate in compared if estimate), default=0)
         if not pairs:
-            return "Nothing is compared yet: no seed has trials of the first method and of another."
+            return (
+                "Nothing is compared yet: no seed has trials of the first method and of another "
+                "with the same measured dev rows."
+            )
         parts = []
         if sides["better"]:
             parts.append(f"worse than {_names(sides['better'])}")

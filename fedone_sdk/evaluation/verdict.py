@@ -232,22 +232,25 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     over, cost = _OVER[verdict.against], _cost(spent, priced=priced)
     reached = f"{metric} {metric_text(tuned.value)}"
     if base.gain is None:
-        return (
-            f"{reached} for {cost}, against {metric_text(base.value)} with {over}: "
-            "no verdict, because a metric of your own has no interval"
-        )
+        why = "the two were not measured on the same dev rows"
+        if ":" in metric:
+            why = "a metric of your own has no interval"
+        values = f"{reached} for {cost}, against {metric_text(base.value)} with {over}"
+        return f"{values}: no verdict, because {why}"
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
+    chance = verdict.standing("chance")
+    one = "" if chance is None else metric_text(chance.value)
     if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
         model = "the model without a prompt" + (", but with a label bias," if biased else "")
         better = f"; without the label bias the {metric} was better" if base.gain.value < 0 else ""
+        if chance is not None and chance.gain is not None and chance.gain.value <= 0:
+            summary += f"; no better than one answer for everything ({metric} {one})"
         return f"{model} is deployed, because no better prompt was found: {summary}{better}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":
         return f"{summary}: worse than {over}"
-    chance = verdict.standing("chance")
-    one = "" if chance is None else metric_text(chance.value)
     if verdict.conclusion == "guessing":
         summary = f"{one} with one answer for everything; {summary}"
         return f"no better than guessing: {reached}, and {summary}"
@@ -262,8 +265,8 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
 def _gained(metric: str, gain: Spread, over: str) -> str:
     likely = f"{_percent(gain.probability)} likely to help"
     if metric == "loss":
-        ends = f"95 % {gain.low:+.3f} to {gain.high:+.3f}"
-        return f"{gain.value:+.3f} less loss than {over} ({ends}, {likely})"
+        ends = f"95 % {-gain.high:+.3f} to {-gain.low:+.3f}"
+        return f"loss {-gain.value:+.3f} against {over} ({ends}, {likely})"
     value, low, high = (100 * one for one in (gain.value, gain.low, gain.high))
     return f"{value:+.1f} points over {over} (95 % {low:+.1f} to {high:+.1f}, {likely})"
 
@@ -378,7 +381,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer (for a loss: the shares of the labels)."""
+    """Return the outcomes of the best constant answer; for a loss, it is the labels' shares."""
     targets = after.targets
     if not targets:
         return None

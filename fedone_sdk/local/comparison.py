@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -159,11 +158,7 @@ class Contest:
     def trial(self, model: str) -> Trial:
         """Return the trial; `model` is the fingerprint of its model."""
         federation = self.federation
-        data = json.dumps(
-            [federation.shards, federation.dev, federation.vocabulary.dump()],
-            sort_keys=True,
-            default=str,
-        )
+        data = federation.rows_sha256 + federation.vocabulary.dump()
         return Trial(
             key=f"{self.entrant.name}_s{federation.spec.seed}",
             run=run_contest,
@@ -195,6 +190,8 @@ def contests(
                 federations[key] = Federation.load(spec, folder)
             if isinstance(federations[key].score, Judge):
                 raise SpecError("task.score: fedone compare does not support a judge")
+            if spec.prompt.proposer is not None:
+                raise SpecError("prompt.proposer: fedone compare does not support a proposer")
             # The trial loads the functions again, possibly in another process.
             federation = replace(federations[key], spec=spec, score=None, measure=None)
             if not federation.dev:

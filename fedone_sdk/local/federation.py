@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.data import check_examples, load_examples, partition_clients
-from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.errors import DataError, SpecError, system_errors
+from fedone_sdk.files import replace_file
 from fedone_sdk.imports import load_object
 from fedone_sdk.local.population import Between, Population, enrolment_token, population_secret
 from fedone_sdk.messages import RunResult
@@ -31,6 +34,9 @@ _log = structlog.get_logger(__name__)
 
 _MAX_ROWS = 20_000
 """Maximum number of rows from which a vocabulary is built; more rows only cost time."""
+
+_DIGEST = "rows.sha256"
+"""Name of the file with the digest of a stored run's rows, in the folder of the clients' state."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
 """Called with the run before it starts (the change is None), and then with each of its changes."""
@@ -60,6 +66,14 @@ class Federation:
     reused_rows: bool
     score: ScoreFunction | None = None
     measure: MetricFunction | None = None
+
+    @property
+    def rows_sha256(self) -> str:
+        """The digest of the rows of all clients and of the dev split."""
+        digest = hashlib.sha256()
+        for rows in (*self.shards, self.dev):
+            digest.update(json.dumps(rows, skipkeys=True, default=str).encode())
+        return digest.hexdigest()
 
     @classmethod
     def load(
@@ -194,7 +208,7 @@ async def running(
         )
         await stack.enter_async_context(aggregator)
         service = aggregator.service
-        await _resume(service, spec)
+        await _resume(service, federation, folder)
         run = await service.add_run(spec, federation.vocabulary)
         if watch is not None:
             service.listeners.append(watch)
@@ -226,11 +240,29 @@ async def running(
         await service.wait(run)
 
 
-async def _resume(service: Service, spec: RunSpec) -> None:
+async def _resume(service: Service, federation: Federation, folder: Path | None) -> None:
     """Resume a stored run that was stopped, so that `add_run` can measure its prompts."""
+    spec = federation.spec
     run = await service.registry.get_or_load(spec.name)
-    if run is not None and run.spec.is_same_run(spec) and run.was_stopped:
+    if run is not None and not run.spec.is_same_run(spec):
+        return  # `add_run` refuses the run.
+    if folder is not None:
+        await asyncio.to_thread(_check_rows, folder / _DIGEST, federation, is_new=run is None)
+    if run is not None and run.was_stopped:
         await service.resume_run(run)
+
+
+def _check_rows(file: Path, federation: Federation, *, is_new: bool) -> None:
+    """Store the digest of a new run's rows; check that a stored run began with the same rows."""
+    digest = federation.rows_sha256.encode()
+    with system_errors(DataError, f"{file}: cannot be used"):
+        if is_new or not file.exists():
+            replace_file(file, digest, mode=0o600)
+        elif file.read_bytes() != digest:
+            raise DataError(
+                "data: the rows have changed since the run began; restore them, use another name, "
+                "or start over (with fedone: --fresh, which keeps the paid answers)"
+            )
 
 
 async def simulate(

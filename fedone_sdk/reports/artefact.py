@@ -195,10 +195,11 @@ def load_prompt(path: str | Path) -> PromptArtefact:
         raise SpecError("is not JSON", source=str(path)) from exc
     if not isinstance(document, dict) or document.get("format") != "fedone-prompt":
         raise SpecError("is not a prompt artefact", source=str(path))
-    if document.pop("sha256", None) != hashlib.sha256(_canonical(document)).hexdigest():
+    sha256 = document.pop("sha256", None)
+    if sha256 != hashlib.sha256(_canonical(document)).hexdigest():
         raise SpecError("sha256: differs from the contents; the file was changed", source=str(path))
     try:
-        artefact = PromptArtefact.model_validate_json(data)
+        artefact = PromptArtefact.model_validate_json(json.dumps({**document, "sha256": sha256}))
         artefact.tuned_task  # noqa: B018 - checks labels and bias
         return artefact
     except ValidationError as exc:

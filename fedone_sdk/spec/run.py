@@ -98,8 +98,8 @@ class RunSpec(Spec):
             raise ValueError(f"prompt.proposer: needs {sections.SEARCHES}, not {self.method.name}")
         if self.prompt.reflects and self.privacy is not None:
             raise ValueError(
-                "prompt.proposer: kind must be scores with privacy, because with reflection a "
-                "model reads rows without noise"
+                "prompt.proposer.kind: must be scores in a run with privacy, because with "
+                "reflection a model reads rows without noise"
             )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: slot 'labels' needs a task with label words")

@@ -115,7 +115,8 @@ def test_a_hosted_model_needs_its_key(
     assert outcome.code == 2
     assert "the environment variable OPENAI_API_KEY is not set" in outcome.err
     assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
-    assert outcome.err.startswith("--model: backend.api_key_env: ")
+    assert outcome.err.startswith("arguments: --model: 'gpt-6-luna' is not a file, a folder or a")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://user:s3cret@host")
     outcome = fedone("init", "my tickets.csv", "--model", "gpt-6-luna")
     assert outcome.code == 2
@@ -205,7 +206,8 @@ def test_four_questions_at_most(
     ("arguments", "said"),
     [
         (["--label", "kind"], "--label: 'kind' is not a column; possible columns: Sentiment, d"),
-        (["--text", "Sentiment"], "--text: 'Sentiment' has no texts"),
+        (["--text", "Sentiment"], "--text: 'Sentiment' does not have texts"),
+        (["--label", "body"], "--label: 'body' does not have 2 to 64 different short values"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],
 )

@@ -34,14 +34,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with patch.context() as context:
         context.chdir(folder)
         context.setattr(sys, "excepthook", sys.excepthook)
-        context.setattr(
-            sys,
-            "argv",
-            [
-                *("fedone", "tune", "run.yaml", "--store", "run.db"),
-                *("--json", "result.json", "--artefact", "prompt.json", "--report", "report.html"),
-            ],
-        )
+        words = "fedone tune run.yaml --store run.db --json result.json --artefact prompt.json"
+        context.setattr(sys, "argv", [*words.split(), "--report", "report.html"])
         with pytest.raises(SystemExit) as ended:
             fedone_sdk.cli.main()
         structlog.reset_defaults()
@@ -74,14 +68,13 @@ def test_tune_writes_the_artefact_and_the_report(folder: Path) -> None:
 
 def test_score_measures_an_artefact(fedone: Fedone, folder: Path) -> None:
     made = artefact(folder)
-    code, _, err = fedone(
-        *("score", "run.yaml", "--artefact", "prompt.json", "--json", "score.json")
-    )
+    command = ("score", "run.yaml", "--artefact", "prompt.json")
+    code, _, err = fedone(*command, "--json", "score.json")
     assert (code, err) == (0, "")
     found = json.loads((folder / "score.json").read_text())
     assert found["prompt"] == made.prompt.text
     assert found["metric"]["value"] == pytest.approx(result_in("result.json").metric.after)
-    code, _, err = fedone("score", "run.yaml", "--artefact", "prompt.json", "--prompt", "x")
+    code, _, err = fedone(*command, "--prompt", "x")
     assert (code, err) == (2, "arguments: --prompt: cannot be combined with --artefact\n")
 
 
@@ -101,8 +94,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["prompt", "use", "prompt.json", "--backend", "run.yaml"],
          "arguments: --data: is required to use a model"),
         (["prompt", "use", "prompt.json", "--data", "bad.txt"], "bad.txt: line 1 is not JSON"),
-        (["prompt", "use", "prompt.json", "--data", "other.jsonl"],
-         "other.jsonl: example 1 has no text 'text'"),
+        (["prompt", "use", "prompt.json", "--data", "o.jsonl"], "o.jsonl: example 1 has no text"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
         (["tune", "run.yaml", "--json", "no/x.json"], "--json: there is no folder no"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
@@ -112,7 +104,7 @@ def test_mistakes_are_one_line_each(
     fedone: Fedone, folder: Path, arguments: list[str], problem: str
 ) -> None:
     Path("bad.txt").write_text("{bad\n")
-    Path("other.jsonl").write_text('{"sentence": "fine"}\n')
+    Path("o.jsonl").write_text('{"sentence": "fine"}\n')
     code, out, err = fedone(*arguments)
     assert (code, out) == (2, "")
     assert problem in err
@@ -134,9 +126,8 @@ def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
 
 def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     """As `fedone score` measures: the same rows right."""
-    code, out, err = fedone(
-        "prompt", "use", "prompt.json", "--backend", "run.yaml", "--data", "dev.jsonl"
-    )
+    command = ("prompt", "use", "prompt.json", "--data")
+    code, out, err = fedone(*command, "dev.jsonl", "--backend", "run.yaml")
     assert code == 0, err
     dev = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
     labels = [json.loads(line)["label"] for line in out.splitlines()]
@@ -145,7 +136,7 @@ def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     assert err.startswith("16 labelled, ")
     # Lines of standard input: a text, or its fields; blank lines are none.
     lines = f"{dev[0]['text']}\n\n{json.dumps({'text': dev[1]['text']})}\n"
-    code, out, err = fedone("prompt", "use", "prompt.json", "--data", "-", stdin=lines)
+    code, out, err = fedone(*command, "-", stdin=lines)
     assert [json.loads(line)["label"] for line in out.splitlines()] == labels[:2], err
 
 
@@ -155,8 +146,9 @@ def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
         (b"fine\n\xff\n", "line 2 is not UTF-8 text"),
         (b'fine\n{"a": ' + b"[" * 100_000, "line 2 is not JSON: maximum recursion depth exceeded"),
         (b'fine\n{"text": "\\ud800"}\n', "example 2: 'text' is not valid Unicode"),
+        (b'\xef\xbb\xbf{"a": "fine"}\n', "example 1 has no text 'text'"),
     ],
-    ids=["bytes", "nested", "surrogate"],
+    ids=["bytes", "nested", "surrogate", "byte order mark"],
 )
 def test_values_that_are_no_texts_are_reported(
     fedone: Fedone, folder: Path, lines: bytes, problem: str

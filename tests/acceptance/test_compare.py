@@ -258,17 +258,21 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
     assert err.count("\n") == 1
 
 
+def test_a_proposer_is_refused(compare: Fedone) -> None:
+    slot = "proposer: {backend: {kind: openai, model: m}}\n  slots:\n  - {name: a"
+    text = RUN.replace("length: 2\n  vocabulary: {kind: list", slot).replace("{prompt}", "{a}")
+    Path("run.yaml").write_text(text)
+    assert "proposer: fedone compare does not" in compare("--methods", "thompson").err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, with rows"),
-        (
-            "budget: {queries: 16}",
-            "budget: {queries: 16, requests: 8}",
-            "thompson, seed 0: the caps on requests, tokens or money were used up",
-        ),
+        ("budget: {queries: 16}", "budget: {queries: 16, requests: 8}",
+         "thompson, seed 0: the caps on requests, tokens or money were used up"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_the_file_are_one_line(
     compare: Fedone, old: str, new: str, message: str
 ) -> None:

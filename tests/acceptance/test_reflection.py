@@ -17,7 +17,7 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Budget, SqliteLedger, Usage
 from fedone_sdk.client import WorkPolicy
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Proposal
@@ -153,6 +153,18 @@ async def test_a_model_on_the_device_reads_the_rows_and_only_its_text_leaves() -
     assert not re.search(r"c\d (refund|invoice|parcel) no", "".join(sent))
 
 
+async def test_a_device_pays_for_what_its_models_write(tmp_path: Path) -> None:
+    model, reflector = ScriptedBackend(answer), ScriptedBackend(write=rules)
+    spec = spec_of(
+        backend=False, rounds=3, participation={"min_clients": 1, "own_models": "charged"}
+    )
+    caps = {"budget": Budget(requests=1000), "state_dir": tmp_path}
+    await tuned(spec, backend=model, reflect=reflector, **caps)
+    spent = SqliteLedger(tmp_path / "budget.sqlite3").account(None).spent
+    assert reflector.asked
+    assert spent.requests == len(model.asked) + len(reflector.asked)
+
+
 @pytest.mark.parametrize("reflect", [None, ScriptedBackend(write=lambda *_: "[]")])
 async def test_no_row_is_read_without_consent(reflect: ScriptedBackend | None) -> None:
     proposer = ScriptedBackend(write=rules)
@@ -267,7 +279,7 @@ async def test_a_device_pays_for_the_trial_that_it_had(
 
 
 def test_a_private_run_takes_no_reflection() -> None:
-    with pytest.raises(ValueError, match="kind must be scores with privacy"):
+    with pytest.raises(ValueError, match="must be scores in a run with privacy"):
         spec_of(privacy={"clip": 2.0, "noise_multiplier": 1.0, "max_epsilon": 8})
     with pytest.raises(ValueError, match="backend: is required for kind scores"):
         ProposerSpec(kind="scores")

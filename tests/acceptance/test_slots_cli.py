@@ -92,6 +92,10 @@ def test_the_embedded_model(fedone: Fedone, folder: Path, method: str) -> None:
         backend="{kind: onnx}",
     )  # fmt: skip
     check(fedone, folder, run)
+    (folder / "run.yaml").write_text(run.replace("rounds: 3", "rounds: 50"))
+    planned = fedone("plan", "run.yaml", "--no-probe").out
+    fewer = "for 3 of 3 rounds (the cap on queries pays for no more of the 50), at worst-case"
+    assert (fewer in planned) is (method == "thompson")
 
 
 def test_a_server_through_openai(

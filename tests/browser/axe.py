@@ -15,26 +15,14 @@ SEVERE = ("serious", "critical")
 
 
 class Look(NamedTuple):
-    """How a page is shown.
-
-    Attributes:
-        width: Of the window, pixels.
-        scheme: ``light`` or ``dark``.
-    """
+    """How a page is shown."""
 
     width: int
     scheme: str
 
 
 class Violation(NamedTuple):
-    """A rule that an element breaks.
-
-    Attributes:
-        impact: ``minor`` to ``critical``.
-        rule: Its name.
-        html: The element.
-        summary: What would mend it.
-    """
+    """A rule that an element breaks."""
 
     impact: str
     rule: str

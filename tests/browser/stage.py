@@ -27,6 +27,8 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.processes import PATIENCE_S
+from tests.runs import until
 
 ENROLMENT = "enrolment-token-of-the-stage"
 OPERATOR, VIEWER = "operator-token-2e", "viewer-token-3d"
@@ -212,7 +214,7 @@ class Stage:
 
     async def rest(self) -> None:
         """Return when all devices have exited, as they do when all runs have ended."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*self._devices)
 
     def start_quitter(self, times: int = 6, reason: str = "the battery is low") -> None:
@@ -227,9 +229,7 @@ class Stage:
         """Lets the model answer until so many rounds are done, and holds it then."""
         self._until = run_id, rounds
         self.answering.set()
-        async with asyncio.timeout(60):
-            while self._runs_on(run_id, rounds):
-                await asyncio.sleep(0.01)
+        await until(lambda: not self._runs_on(run_id, rounds), timeout_s=PATIENCE_S)
         self.answering.clear()
         self._until = None
 

@@ -46,11 +46,6 @@ async def walk(
 ) -> AsyncIterator[tuple[str, Page]]:
     """Brings a page from state to state.
 
-    Args:
-        chromium: Shows it.
-        size: Of the window, pixels.
-        scheme: ``light`` or ``dark``.
-
     Yields:
         The state's name, and the page that is in it.
     """

@@ -419,7 +419,7 @@ class TestUrls:
             postgres.url(database),
             by_tcp,
             by_tcp.replace("postgresql:", "postgresql+asyncpg:"),
-            f"{by_tcp}?sslmode=prefer",
+            f"{by_tcp}?sslmode=prefer&sslrootcert=ca.pem",
         ):
             async with opened(url) as store:
                 await store.ping()

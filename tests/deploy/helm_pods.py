@@ -18,13 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod on this machine.
-
-    Attributes:
-        spec: As it was rendered.
-        folder: Where its volumes are.
-        ports: The port of loopback that each of its container ports is.
-    """
+    """A pod on this machine."""
 
     spec: dict[str, Any]
     folder: Path
@@ -72,13 +66,7 @@ class Kubelet:
         return {"PATH": f"{self._path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
     def pod(self, component: str, name: str, service: str | None = None) -> Pod:
-        """Places a pod: its volumes are filled and its ports chosen.
-
-        Args:
-            component: Which.
-            name: What the pod is called.
-            service: The Service that leads to it from now on.
-        """
+        """Places a pod: its volumes are filled and its ports chosen."""
         spec = self._manifests.pod(component)
         pod = Pod(spec=spec, folder=self._folder / name)
         for container in spec["containers"]:

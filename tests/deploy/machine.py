@@ -78,7 +78,7 @@ class Machine:
             runs=["feedback.yaml"],
         )
         run = yaml.safe_load(RUN.read_text()) | {"rounds": 1000, "budget": {"queries": 8000}}
-        (etc / "feedback.yaml").write_text(yaml.safe_dump(run))
+        (etc / "feedback.yaml").write_text(yaml.safe_dump(run, default_flow_style=None))
         for number, name in enumerate(_secret_names()):
             (etc / "secrets" / name).write_text(f"secret-{number}-of-the-tests")
         binaries = self.path("/opt/fedone/bin")

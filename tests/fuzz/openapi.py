@@ -54,13 +54,7 @@ class Conformance:
 
 
 def conformance(found: Target, examples: int, seed: int = 0) -> Conformance:
-    """Asks every operation in each mode so often.
-
-    Args:
-        found: The server.
-        examples: Requests of each operation and mode.
-        seed: Of all that is drawn.
-    """
+    """Asks every operation in each mode so often."""
     base = f"http://{found.host}:{found.port}"
     schema = schemathesis.openapi.from_url(f"{base}/openapi.json")
     result = Conformance()

@@ -59,14 +59,7 @@ RUNS: tuple[dict[str, Any], ...] = (
 
 @dataclass(slots=True)
 class Device:
-    """A device whose answers are a function of the assignment.
-
-    Attributes:
-        run: Its run.
-        client_id: Its public name.
-        credential: Its secret.
-        held: The assignment that it has not answered.
-    """
+    """A device whose answers are a function of the assignment."""
 
     run: str
     client_id: str
@@ -113,15 +106,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Target:
-    """A running server.
-
-    Attributes:
-        host: Where it listens.
-        port: Where it listens.
-        store: Its SQLite file.
-        session: Sends requests to it.
-        devices: Enrolled devices; three for each run.
-    """
+    """A running server."""
 
     host: str
     port: int

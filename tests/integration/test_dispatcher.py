@@ -745,6 +745,27 @@ class TestEvaluation:
                 await one.wait(run)
             assert run.state.metric.after is not None
 
+    async def test_a_resume_at_one_replica_is_a_resume_at_all(self) -> None:
+        class Refusing(ScriptedBackend):
+            resets = 0
+
+            def reset(self) -> None:
+                self.resets += 1
+
+        hub, backend = Hub(), Refusing()
+        async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
+            run = await one.add_run(spec_of(), WORDS, dev=[{"text": "a dev text", "label": 0}])
+            await until(lambda: "run" in two.runs and run.state.metric.before is not None)
+            await run.pause("the key was revoked")
+            await one.wait(run)
+            await two.resume_run(other := await two.registry.run("run"))
+            await until(lambda: run.state.running)
+            assert backend.resets == 3  # At `two` before the check, and at both by the change.
+            await two.stop_run(other)
+            async with asyncio.timeout(5):
+                await one.wait(run)
+            assert run.state.metric.after is not None
+
     async def test_a_lease_is_settled_though_the_store_was_away(self) -> None:
         class Flaky(MemoryStore):
             failures = 0

@@ -116,7 +116,9 @@ class TestMetrics:
         scored = {"method": "POST", "route": "/v1/score"}
         assert figure("http_request_duration_seconds_count", status="200", **scored) == 1
 
-    @pytest.mark.parametrize(("status", "count"), [("413", 1), ("451", 1), ("500", 0)])
+    @pytest.mark.parametrize(
+        ("status", "count"), [("413", 1), ("451", 1), ("500", 0), ("4\u0661\u0663", 0)]
+    )
     async def test_what_proxies_refuse_is_counted(self, status: str, count: int) -> None:
         """The text is that of both clients (`tests/integration/test_edge_troubles.py`)."""
         reason = f"/v1/score: answered {status}, but the answer is not from an aggregator"

@@ -71,9 +71,18 @@ async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
     return [event async for event in stream]
 
 
-def test_a_token_is_not_a_list_of_letters() -> None:
-    with pytest.raises(SpecError, match="enrolment_tokens: must be a list of tokens"):
-        Aggregator(enrolment_tokens="s3cret")
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
+        ({"store": "s3cret"}, "store: is str; it must be a Store, such as SqlStore.sqlite(path)"),
+        ({"backend": "s3cret"}, "backend: is str; it must be an LLMBackend"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Aggregator(**arguments)
+    assert str(caught.value) == f"Aggregator: {problem}"
 
 
 class TestDurability:

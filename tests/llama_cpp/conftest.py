@@ -24,12 +24,7 @@ SERVE = Path(__file__).with_name("serve.py")
 
 
 class LlamaServer:
-    """A server process that can be killed and started again on the same port.
-
-    Args:
-        model: The GGUF file.
-        alias: The name that it gives the model.
-    """
+    """A server process that can be killed and started again on the same port."""
 
     def __init__(self, model: Path, *, alias: str = ALIAS) -> None:
         self.port = free_port()

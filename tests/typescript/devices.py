@@ -12,12 +12,7 @@ from typing import Any
 
 
 class NodeDevice:
-    """A device as a process.
-
-    Attributes:
-        process: The process.
-        events: The events that it emitted, in order.
-    """
+    """A device as a process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -53,16 +48,7 @@ async def node_device(
     *,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[NodeDevice]:
-    """A device with a state folder, killed if it is still there in the end.
-
-    Args:
-        package: Folder of the package.
-        url: The aggregator's.
-        token: Lets it enrol.
-        rows: Its examples.
-        folder: Keeps them and its state.
-        env: More variables.
-    """
+    """A device with a state folder, killed if it is still there in the end."""
     file = _written(rows, folder)
     process = await asyncio.create_subprocess_exec(
         *("node", package / "dist" / "demo" / "device.js"),

@@ -106,15 +106,7 @@ async def fleet(
     *,
     own: LLMBackend | None = None,
 ) -> RunResult:
-    """The result of a run of these devices, enrolled in their order.
-
-    Args:
-        spec: The run.
-        folder: Keeps the state of Node devices.
-        package: The package.
-        typescript: Which devices are of the package.
-        own: The devices' own model; the aggregator's scores by default.
-    """
+    """The result of a run of these devices, enrolled in their order."""
     async with (
         asyncio.timeout(60),
         LoopbackFederation(spec, WORDS, backend=None if own else ScriptedBackend()) as served,

@@ -22,9 +22,11 @@ from fedone_sdk.aggregator.rounds.run_state import (
     encode_document,
     encode_snapshot,
 )
+from fedone_sdk.aggregator.runs.run_registry import StoredRun
 from fedone_sdk.algorithms import State, dump_memory
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import MetricReport, Tensor, Verdict
+from fedone_sdk.stores.base import RunHead
 from tests.unit.machine.game import plain
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -155,6 +157,13 @@ def test_a_damaged_document_is_refused(damage: Any) -> None:
     damage(document)
     with pytest.raises(ValueError, match=r"not a run's state|validation error"):
         decode(document, dump_memory(arrays_of(state)))
+
+
+def test_a_damaged_head_is_refused() -> None:
+    for text in "", "[]", "[" * 100_000:
+        head = RunHead(run_id="a", spec="{}", document=text, version=1, created_at=0.0)
+        with pytest.raises(ValueError, match=r"not a run's state|Expecting value"):
+            StoredRun.of(head)
 
 
 @pytest.mark.parametrize("arrays", [b"", b"x" * 100, dump_memory({"other": np.ones(3)})])

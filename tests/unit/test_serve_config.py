@@ -260,16 +260,18 @@ class TestStore:
     async def test_a_server_that_is_there(
         self, postgres: Cluster, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        config = StoreConfig.model_validate({"url": postgres.tcp_url(database)})
+        good = postgres.tcp_url(database)
+        config = StoreConfig.model_validate({"url": good})
         assert (await config.check(Path())) == f"would create the tables in 127.0.0.1/{database}"
-        store = SqlStore.at(postgres.url(database))
-        await store.open()
-        await store.close()
+        await SqlStore.at(postgres.url(database)).upgrade()
         assert (await config.check(Path())) == f"would use 127.0.0.1/{database}"
-        wrong = StoreConfig.model_validate({"url": postgres.tcp_url(database, password=SECRET)})
-        with pytest.raises(SpecError, match=r"cannot be used: .*password") as caught:
-            await wrong.check(Path())
-        assert SECRET not in str(caught.value)
+        for url, refusal in (
+            (postgres.tcp_url(database, password=SECRET), r"cannot be used: .*password"),
+            (f"{good}?default_transaction_read_only=on", "in a read-only transaction"),
+        ):
+            with pytest.raises(SpecError, match=refusal) as caught:
+                await StoreConfig.model_validate({"url": url}).check(Path())
+            assert SECRET not in str(caught.value)
         monkeypatch.setattr(schema, "HEAD", "0002")
         with pytest.raises(SpecError, match=r"has schema 0001; run `fedone db upgrade`"):
             await config.check(Path())

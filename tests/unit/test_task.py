@@ -93,15 +93,12 @@ def test_lists_of_labels_that_are_refused(labels: object, why: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"labels": {1: " y", 0: " x"}},
-        {"labels": {0: " y", 1: " x"}},
-        {"template": "{b} {prompt} {a}"},
-        {"loss": "hinge"},
-        {"label_field": "c"},
-        {"bias": (0.0, 0.5)},
+        {"labels": {1: " y", 0: " x"}}, {"labels": {0: " y", 1: " x"}},
+        {"template": "{b} {prompt} {a}"}, {"loss": "hinge"},
+        {"label_field": "c"}, {"bias": (0.0, 0.5)},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_task_that_is_read_otherwise_is_refused(change: dict[str, Any]) -> None:
     base = {"template": "{a} {prompt} {b}", "labels": {0: " x", 1: " y"}}
     sent, read = TaskSpec.model_validate(base), TaskSpec.model_validate(base | change)

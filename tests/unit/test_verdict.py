@@ -74,12 +74,8 @@ def test_what_a_label_bias_alone_gains_is_no_gain_of_the_prompt() -> None:
     found = values(verdict)
     assert (found["chance"], found["no_prompt"]) == (0.5, 0.5)
     assert found["no_prompt_biased"] == found["tuned"] == 1.0
-    assert (verdict.against, verdict.bias_from, verdict.bias) == (
-        "no_prompt",
-        "training",
-        (0.0, -6.0),
-    )
-    assert verdict.conclusion == "no_prompt"
+    assert (verdict.conclusion, verdict.against) == ("no_prompt", "no_prompt")
+    assert (verdict.bias_from, verdict.bias) == ("training", (0.0, -6.0))
     assert verdict.standings[2].gain is not None
     assert verdict.standings[2].gain.value == 0.0
     assert said(verdict).startswith(
@@ -112,12 +108,8 @@ def test_a_cross_fitted_bias_does_not_see_the_row_that_it_is_for() -> None:
     assert before is not None
     assert after is not None
     # Row 50 has another answer, so the biases of the other folds change, not its own fold's.
-    fold = sorted(range(200), key=lambda place: (TARGETS[place], place)).index(50) % 5
-    own = [
-        place
-        for rank, place in enumerate(sorted(range(200), key=lambda p: (TARGETS[p], p)))
-        if rank % 5 == fold and place != 50
-    ]
+    order = sorted(range(200), key=lambda place: (TARGETS[place], place))
+    own = [place for place in order[order.index(50) % 5 :: 5] if place != 50]
     assert [before.outcomes.predicted[p] for p in own] == [after.outcomes.predicted[p] for p in own]
 
 
@@ -257,12 +249,15 @@ def test_no_better_than_guessing() -> None:
         predicted = [t if at < right else 1 - t for at, t in enumerate(targets)]
         return Outcomes(which=which, predicted=tuple(predicted), targets=targets)
 
-    verdict = judge(task(), {"no_prompt": of("no_prompt", 20), "after": of("after", 58)})
+    outcomes = {"no_prompt": of("no_prompt", 20), "after": of("after", 58)}
+    verdict = judge(task(), outcomes)
     assert values(verdict)["chance"] == 0.6
     assert verdict.conclusion == "guessing"
     assert said(verdict).startswith(
         "no better than guessing: accuracy 0.580, and 0.600 with one answer for everything; +38.0"
     )
+    deployed = said(judge(task(), outcomes, empty=True))
+    assert deployed.endswith("; no better than one answer for everything (accuracy 0.600)")
 
 
 def test_worse_than_no_prompt() -> None:
@@ -284,12 +279,11 @@ def test_less_loss_is_a_gain() -> None:
             which=which, predicted=TARGETS, targets=TARGETS, losses=tuple(losses.tolist())
         )
 
-    verdict = judge(
-        task(metric="loss"), {"no_prompt": of("no_prompt", 0.6), "after": of("after", 0.5)}
-    )
+    outcomes = {"no_prompt": of("no_prompt", 0.6), "after": of("after", 0.5)}
+    verdict = judge(task(metric="loss"), outcomes)
     assert values(verdict)["chance"] == pytest.approx(np.log(2))
     assert verdict.conclusion == "worth_keeping"
-    assert said(verdict, metric="loss").startswith("+0.100 less loss than no prompt (95 % +0.100")
+    assert said(verdict, metric="loss").startswith("loss -0.100 against no prompt (95 % -0.100")
 
 
 def test_a_metric_of_ones_own_has_no_interval() -> None:
@@ -299,4 +293,11 @@ def test_a_metric_of_ones_own_has_no_interval() -> None:
         measure=lambda true, predicted: 7.0,
     )
     assert (verdict.conclusion, values(verdict)) == ("unknown", {"no_prompt": 7.0, "tuned": 7.0})
-    assert said(verdict).endswith("a metric of your own has no interval")
+    text = said(verdict, metric="costs:saved")
+    assert text.endswith("a metric of your own has no interval")
+
+
+def test_results_on_other_rows_are_not_compared() -> None:
+    fewer = answers(0.6, "no_prompt").on(range(150))
+    verdict = judge(task(), {"no_prompt": fewer, "after": answers(0.9)})
+    assert said(verdict).endswith("the two were not measured on the same dev rows")

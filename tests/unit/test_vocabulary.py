@@ -154,11 +154,12 @@ def test_files(tmp_path: Path, name: str, content: str) -> None:
     assert build_vocabulary(short, [], "elsewhere").candidates == ("", " the", " not so", ",")
 
 
-def test_file_lines_are_verbatim(tmp_path: Path) -> None:
+def test_file_lines_are_verbatim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "v.txt").write_text("a \n\n\tb\u2028c\n", encoding="utf-8")
     expected = ("a ", "", "\tb\u2028c")
     assert build_vocabulary(FileVocabulary(path="v.txt"), [], tmp_path).candidates == expected
-    blank = build_vocabulary(FileVocabulary(path="v.txt", blank=True), [], tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    blank = build_vocabulary(FileVocabulary(path="~/v.txt", blank=True), [], "elsewhere")
     assert blank.candidates == ("", "a ", "\tb\u2028c")
 
 

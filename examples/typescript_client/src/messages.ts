@@ -245,7 +245,7 @@ export interface TaskSpec {
       }
     | null;
   /**
-   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write is not changed.
+   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. If the model did not write a label, its `LOG_ZERO` is not changed.
    */
   bias?: number[] | null;
 }

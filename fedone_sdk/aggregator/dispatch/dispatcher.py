@@ -349,7 +349,7 @@ class Dispatcher:
     def on_change(self, run: ServedRun, change: Change) -> None:
         """Record which clients may have a seat in a run, and wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
-        if change.reloaded or change.ended:
+        if change.reloaded or change.ended or change.resumed:
             self.sync_run(run)
         if change.reloaded or change.ended or change.finished is not None:
             self._prune_seats(run)

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.http.requests import PROBLEM, RequestContext, answer,
 
 route = RouteTable("devices")
 
-_BY_A_PROXY = re.compile(r": answered (4\d\d), but the answer is not from an aggregator$")
+_BY_A_PROXY = re.compile(r": answered (4[0-9]{2}), but the answer is not from an aggregator$")
 """Matches the reason of a device that declines work because a proxy refused its request."""
 
 

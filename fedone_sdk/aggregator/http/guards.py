@@ -304,7 +304,7 @@ class TlsConfig(Spec):
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
-        key: PEM file with the certificate's private key.
+        key: PEM file with the certificate's private key, unencrypted.
         client_ca: PEM file with the authorities that sign client certificates. If it is null,
             the server requests no client certificates.
         require_client_certificate: Whether connections without a client certificate are refused.
@@ -390,7 +390,10 @@ class ServerTls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self._certificate, self._key)
+            for file in (self._certificate, self._key):
+                file.open().close()  # OpenSSL's error does not name the file.
+            # Without a password OpenSSL would ask for the one of an encrypted key on the terminal.
+            context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ssl.SSLError) as exc:
             raise SpecError(f"tls: the certificate or key cannot be used: {exc}") from exc
         if self._client_ca is not None:

@@ -174,9 +174,7 @@ async def events(context: RequestContext) -> web.StreamResponse:
         while not context.service.draining:
             for report in feed.take():
                 await _event(response, "round", report)
-            if feed.has_more:
-                continue
-            if not run.state.running:
+            if not (run.state.running or feed.has_more):
                 await _event(response, "end", _result(context, run))
                 return response
             try:

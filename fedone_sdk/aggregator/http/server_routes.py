@@ -13,7 +13,7 @@ from fedone_sdk import __version__, messages
 from fedone_sdk.aggregator.http.openapi import JSON, PARAMETERS, RouteTable
 from fedone_sdk.aggregator.http.requests import RequestContext, answer
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.stores import ClientRecord, TokenRecord
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class Readiness:
             _log.error("not ready: the store does not answer", timeout_s=_TIMEOUT_S)
             return messages.Check(ok=False, detail=f"no answer within {_TIMEOUT_S:g} s")
         except Exception as exc:
-            _log.error("not ready: the store cannot be used", error=type(exc).__name__)
+            reason = str(exc) if isinstance(exc, StoreUnavailable) else type(exc).__name__
+            _log.error("not ready: the store cannot be used", reason=reason)
             return messages.Check(ok=False, detail="the store cannot be used; see the server's log")
         return messages.Check(ok=True)
 

@@ -37,7 +37,11 @@ def fill(
     if not machine.needs_seating(state):
         return Result(state=state)
     if machine.is_exhausted(state):
-        return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
+        summary = reason = None
+        if state.lost and not (state.round or any(seat.step for seat in state.seats)):
+            found = (f"no assignment ended with an update; {text}" for text in state.last_lost)
+            summary, reason = found
+        return end_early(machine, state, "budget_exhausted", reason, now, summary=summary)
     if _is_failing(machine, state, available, now):
         summary, reason = (f"too many assignments were lost; {text}" for text in state.last_lost)
         return end_early(machine, state, "failed", reason, now, summary=summary)
@@ -63,12 +67,6 @@ def fill(
             and (releases is None or releases.has_room(state.releases.get(client, 0)))
         }
     return Result(state=_draw(machine, state, available, now))
-
-
-def _no_answer_reason(state: RunState) -> str | None:
-    if state.round or not state.lost or any(seat.step for seat in state.seats):
-        return None
-    return f"no backend answered: {state.lost} assignments failed"
 
 
 def _is_failing(

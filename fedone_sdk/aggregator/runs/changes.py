@@ -35,7 +35,9 @@ class Change:
         offered: Clients that can claim work now, because of a draw or of budget that became free.
         measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback; None without a rollback.
-        reloaded: Whether another replica changed the run; the other fields are then unknown.
+        resumed: Whether the run runs again, or is no longer paused.
+        reloaded: Whether another replica changed the run; the other fields but `resumed` are then
+            unknown.
         log: Lines of the run's log, each with its kind and body.
     """
 
@@ -45,6 +47,7 @@ class Change:
     measured: bool = False
     back_to: int | None = None
     ended: bool = False
+    resumed: bool = False
     reloaded: bool = False
     log: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
@@ -60,6 +63,7 @@ class Change:
             measured="metric" in lines,
             back_to=lines["rollback"]["round"] if "rollback" in lines else None,
             ended=not after.running and _phase(before) != _phase(after),
+            resumed=is_resumed(before, after),
             log=result.log,
         )
 
@@ -99,6 +103,11 @@ class Change:
             facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
             write = _log.warning if state.paused or state.status == "failed" else _log.info
             write("run paused" if state.paused else "run ended", run_id=run_id, **facts)
+
+
+def is_resumed(before: RunState, after: RunState) -> bool:
+    """Whether a run runs again, or is no longer paused."""
+    return (after.running and not before.running) or (before.paused and not after.paused)
 
 
 Listener = Callable[[Any, Change], None]

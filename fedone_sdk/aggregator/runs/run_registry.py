@@ -51,8 +51,8 @@ class StoredRun:
     @classmethod
     def of(cls, head: RunHead) -> Self:
         """Return the record of a stored run; a ``ValueError`` if its document is damaged."""
-        document = json.loads(head.document)
         try:
+            document = json.loads(head.document)
             status, account = document["status"], document["account"]
             open_work = document["seats"] or account["leases"] or document["evaluation"]["leases"]
             return cls(
@@ -77,7 +77,7 @@ class StoredRun:
                     metric_name=document["metric"]["name"],
                 ),
             )
-        except (KeyError, TypeError, AttributeError) as exc:
+        except (AttributeError, KeyError, RecursionError, TypeError) as exc:
             raise ValueError(f"not a run's state: {exc}") from exc
 
     @classmethod

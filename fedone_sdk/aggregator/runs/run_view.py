@@ -419,7 +419,7 @@ def reading(run_id: str) -> Iterator[None]:
     """Turn errors of the ``with`` block, which reads a stored run, into a `SpecError`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, RecursionError, TypeError, ValueError) as exc:
         reason = messages.first_error(exc) if isinstance(exc, ValidationError) else repr(exc)
         problem = f"run {run_id!r} is damaged, or from another version: {reason}"
         raise SpecError(problem, source="store") from exc

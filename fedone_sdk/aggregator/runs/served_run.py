@@ -19,7 +19,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine, lifecycle, run_state
 from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.changes import Change, is_resumed
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
 from fedone_sdk.aggregator.signals import RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
@@ -157,7 +157,7 @@ class ServedRun(RunView):
 
     async def _reload(self) -> None:
         # Cleared first: a signal that arrives during the read may be newer than what is read.
-        self.may_be_stale = False
+        self.may_be_stale, before = False, self.state
         try:
             record = await self._store.run(self.run_id)
             if record is None:
@@ -166,7 +166,8 @@ class ServedRun(RunView):
         except BaseException:
             self.may_be_stale = True
             raise
-        self._listener(self, Change(reloaded=True))
+        resumed = is_resumed(before, self.state)
+        self._listener(self, Change(reloaded=True, resumed=resumed))
 
     async def _load_record(self, record: stores.RunRecord) -> None:
         await self.read(record, stores.log_pages(self._store, self.run_id, after=self._logged))

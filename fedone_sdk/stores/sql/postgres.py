@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
+from urllib.parse import urlencode
 
 import structlog
 from sqlalchemy import Connection, event, select, text
@@ -112,7 +113,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     def __init__(self, url: URL, *, serving: bool = True) -> None:
         super().__init__(url, serving=serving)
-        self._server, self.where = _server_of(url)
+        self._server, self._parameters, self.where = _server_of(url)
         self._permits = asyncio.Semaphore(_NUM_CONNECTIONS)
         # Marks this process's signals, because PostgreSQL delivers them to their sender too.
         self._sender = secrets.token_hex(8)
@@ -187,14 +188,21 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             return await connection.run_sync(schema.current)
 
     async def check(self) -> str:
-        """See `SqlStore.check`; also checks that a replica's session can be opened."""
+        """See `SqlStore.check`; also opens a replica's session, creates the tables, writes a row.
+
+        The transaction that writes is rolled back.
+        """
         session = Session(self._sender)
         async with self._temporary_engine(2) as engine:
             try:
                 await session.open(engine)
             finally:
                 await session.close()
-        return await super().check()
+            state = await super().check()
+            async with engine.connect() as connection:
+                await connection.run_sync(_prepare, False)
+                await connection.run_sync(statements.ping)
+        return state
 
     async def ping(self) -> None:
         """Write a row, without retries."""
@@ -344,6 +352,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
                 max_overflow=0,
                 pool_use_lifo=True,
                 connect_args={
+                    "dsn": self._parameters,
                     "server_settings": _SETTINGS,
                     "timeout": _CONNECT_TIMEOUT_S,
                     "command_timeout": timeout_s,
@@ -393,13 +402,17 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             raise StoreUnavailable(f"store {self.where} cannot be used: {text}") from error
 
 
-def _server_of(url: URL) -> tuple[URL, str]:
-    """Return a server's URL for the driver asyncpg, and its name for messages."""
-    query = dict(url.query)
-    if "sslmode" in query:  # libpq's name
-        query["ssl"] = query.pop("sslmode")
+def _server_of(url: URL) -> tuple[URL, str, str]:
+    """Return a server's URL for the driver asyncpg, its parameters, and its name for messages.
+
+    The parameters are a URL too, because asyncpg knows libpq's parameters only in a URL.
+    """
+    query = {**url.query}
+    if "ssl" in query:  # asyncpg's name
+        query["sslmode"] = query.pop("ssl")
     where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
-    return url.set(drivername="postgresql+asyncpg", query=query), where
+    parameters = f"postgresql://?{urlencode(query, doseq=True)}"
+    return url.set(drivername="postgresql+asyncpg", query={}), parameters, where
 
 
 def _prepare(connection: Connection, upgrading: bool) -> None:

@@ -125,7 +125,11 @@ def test_a_damaged_byte_is_refused(position: int, flip: int) -> None:
         load_state(bytes(data))
 
 
-@pytest.mark.parametrize("payload", [b"", b"PK", b"\x93NUMPY\x01\x00", pickle.dumps({})])
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"PK", b"\x93NUMPY\x01\x00", pickle.dumps({}), b"[" * 100_000,
+     b'{"alpha": ["<f4", [4611686018427387904, 4]]}'],
+)  # fmt: skip
 def test_a_well_signed_other_thing_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match="not a saved state"):
         load_state(hashlib.sha256(payload).digest() + payload)

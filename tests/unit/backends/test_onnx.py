@@ -129,6 +129,7 @@ def test_the_mask_alone_is_an_input(model: _MaskedModel) -> None:
     cloze = encoder.encode((Part("field", " "), Part("mask", "")))
     assert cloze[:2] == ([0, 8191, 2], 1)
     assert len(model.log_probs([cloze], [5])) == 1
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"  # set before the library was loaded
 
 
 def test_the_fingerprint_names_the_bytes(tmp_path: Path) -> None:
@@ -146,17 +147,19 @@ def test_the_fingerprint_names_the_bytes(tmp_path: Path) -> None:
 def test_a_folder_that_holds_no_model_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="absent: there is no such model folder"):
         OnnxBackend(tmp_path / "absent")
-    with pytest.raises(SpecError, match=r"needs model\.int8\.onnx or model\.onnx"):
-        OnnxBackend(tmp_path)
-    (tmp_path / "model.onnx").touch()
-    with pytest.raises(SpecError, match=r"needs tokenizer\.json"):
-        OnnxBackend(str(tmp_path))
-    (tmp_path / "tokenizer.json").touch()
-    with pytest.raises(SpecError, match="maximum length is unknown"):
-        OnnxBackend(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(SpecError, match=r"config\.json: is not JSON"):
-        OnnxBackend(tmp_path)
+    missing = {
+        "model.onnx": r"needs model\.int8\.onnx or model\.onnx",
+        "tokenizer.json": r"needs tokenizer\.json",
+        "config.json": "maximum length is unknown",
+    }
+    for file, refusal in missing.items():
+        with pytest.raises(SpecError, match=refusal):
+            OnnxBackend(str(tmp_path))
+        (tmp_path / file).write_text("{")
+    for text in "{", "[" * 100_000:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SpecError, match=r"config\.json: is not JSON"):
+            OnnxBackend(tmp_path)
 
 
 async def test_inputs_that_were_cut_at_other_lengths_share_no_answer(tmp_path: Path) -> None:

@@ -264,8 +264,9 @@ async def test_a_choice_without_a_schema(
         ("great film", None), ("not great", None), ("The answer is not great", None),
         ("great: 1 of 2", 0), ("1) Great.", None), ("1) sports", 1), ("(1) sports", 1),
         ("1. Sports", 1), ("1 - sports", 1), ("-1 - sports", 3), ("great\n1", None),
-        ('{"label": "gre', None), ('{"label": "great", "label2": 1}', 0),
-        ('{"a": "great", "b": "1"}', None), ("great or 1", None), ("1.5", None),
+        ('{"label": "gre', None), ('{"label": "great", "label2": 1}', 0), ("1.5", None),
+        ('{"a": "great", "b": "1"}', None), ("great or 1", None),
+        ('{"a": ' + "[" * 100_000 + "}", None),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_written_label(written: str, index: int | None) -> None:
@@ -529,6 +530,9 @@ async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
             await make(server, log_probs=False).score(ask(want="choice"))
     assert caught.value.usage is not None
     assert caught.value.usage.completion_tokens == 64
+    async with FakeOpenAI(script=Script(default='merged:{"message": {"content": ""}}')) as server:
+        text = await make(server).score(ask(want="text", max_tokens=3))
+    assert text.texts == (None,)  # This server reports no reasoning tokens.
 
 
 @pytest.mark.parametrize(
@@ -575,17 +579,15 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
 @pytest.mark.parametrize(
     ("settings", "ending"),
     [
-        ({}, ""),
-        ({"max_input_tokens": 1024, "api": "chat"}, ""),
+        ({}, ""), ({"max_input_tokens": 1024, "api": "chat"}, ""),
         ({"max_input_tokens": 16}, ":max_input_tokens=16"),
         ({"api": "completions"}, ":api=completions"),
         ({"reasoning_effort": "low"}, ":reasoning_effort=low"),
-        ({"log_probs": False}, ""),
-        ({"timeout_s": 5.0}, ""),
+        ({"log_probs": False}, ""), ({"timeout_s": 5.0}, ""),
         ({"api": "completions", "max_input_tokens": 16}, ":api=completions,max_input_tokens=16"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_settings_that_move_scores_are_in_the_fingerprint(
     make: Make, settings: dict[str, Any], ending: str
 ) -> None:

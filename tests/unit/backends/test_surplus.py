@@ -77,17 +77,10 @@ def over_reports(times: int) -> Bills:
 
 @pytest.mark.parametrize(
     "bills",
-    [
-        under_reports(0.0),
-        over_reports(1),
-        over_reports(5),
-        over_reports(40),
-        reasons(100, 2),
-        reasons(800, 0),
-        reasons(500, 15),
-    ],
+    [under_reports(0.0), over_reports(1), over_reports(5), over_reports(40),
+     reasons(100, 2), reasons(800, 0), reasons(500, 15)],
     ids=["reports 0", "honest", "5 times", "40 times", "growing", "hidden", "hidden and growing"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("unit", "concurrency"), [("tokens", 32), ("usd", 8)])
 async def test_a_cap_is_exceeded_by_one_first_request_at_most(
     bills: Bills, unit: str, concurrency: int
@@ -108,6 +101,7 @@ def test_a_quote_learns_from_answers(num_inputs: int) -> None:
     assert surplus.raised(quoted, num_inputs) == quoted
     billed = quoted.model_copy(update={"completion_tokens": 800 * num_inputs})
     assert surplus.learn(quoted, billed, num_inputs) == Usage(completion_tokens=736 * num_inputs)
+    surplus.learn(quoted, Usage(requests=1), num_inputs)  # It failed, at no cost.
     assert surplus.unsure
     raised = surplus.raised(quoted, num_inputs)
     assert raised.completion_tokens == (64 + 2 * 736) * num_inputs

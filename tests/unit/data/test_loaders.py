@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,10 @@ def test_jsonl(write: Write, suffix: str, ending: str, bom: bytes) -> None:
     assert load_examples(str(path)) == ROWS
 
 
-def test_json_array(write: Write) -> None:
+def test_json_array(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_examples(write("rows.json", json.dumps(ROWS))) == ROWS
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_examples("~/rows.json", folder="elsewhere") == ROWS
     assert load_examples(write("bom.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode())) == ROWS
 
 
@@ -162,6 +165,8 @@ SST2 = glue_task("sst2")
 def test_check_accepts_text_labels() -> None:
     check_examples(SST2, [{"sentence": "a", "label": "1", "more": None}], "x.csv")
     check_examples(SST2, ROWS, "x.jsonl")
+    task = TaskSpec(template="{prompt} {a}", labels={"x": " x", "y": " y"}, label_field="gold")
+    check_examples(task, [{"a": "", "gold": "x"}], "x.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -182,9 +187,29 @@ def test_check_names_row_and_field(row: dict[str, Any], message: str) -> None:
         check_examples(SST2, [*ROWS, row], "x.jsonl")
 
 
-def test_check_uses_the_label_field() -> None:
-    task = TaskSpec(template="{prompt} {a}", labels={"x": " x", "y": " y"}, label_field="gold")
-    check_examples(task, [{"a": "", "gold": "x"}], "x.jsonl")
+UNUSABLE = "cannot be used by task.score: column 'gold'"
+
+
+@pytest.mark.parametrize(
+    ("score", "gold", "problem"),
+    [
+        ("exact_match", {}, "is missing (the row has: a)"),
+        ("number", {"gold": "ten"}, f"{UNUSABLE} has no number"),
+        ("exact_match", {"gold": None}, f"{UNUSABLE} must have the expected text, or a list"),
+        ("contains", {"gold": []}, UNUSABLE),
+        ("rouge_l", {"gold": {}}, UNUSABLE),
+        ("json_fields", {"gold": "{"}, f"{UNUSABLE} must have the expected JSON object"),
+        ("json_fields", {"gold": 1}, UNUSABLE),
+    ],
+)
+def test_check_reads_the_references_of_a_built_in_score(
+    score: Any, gold: dict[str, Any], problem: str
+) -> None:
+    task = TaskSpec(template="{prompt} {a}", loss="score", score=score, label_field="gold")
+    with pytest.raises(DataError, match=re.escape(f"x.jsonl: row 1: field 'gold' {problem}")):
+        check_examples(task, [{"a": "", **gold}], "x.jsonl")
+    without = task.model_copy(update={"score": {"regex": {"pattern": "x"}}})
+    check_examples(without, [{"a": ""}], "x.jsonl")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data")

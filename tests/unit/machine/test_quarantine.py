@@ -176,13 +176,14 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
 
 
 def test_a_budget_without_a_result_is_reported() -> None:
-    """Devices with their own model, which does not answer: their leases stay spent."""
+    """The leases of the lost work stay spent, and the reason of the last loss is told."""
     game = game_of(queries=8)
     for client in (0, 1):
         declines(game, client, unfit=False, usage=Usage(queries=4))
     game.seat([2])
     assert game.state.status == "budget_exhausted"
-    assert game.state.reason == "no backend answered: 2 assignments failed"
+    reason = "no assignment ended with an update; last: the client declined"
+    assert (game.state.summary, game.state.reason) == (reason, f"{reason}: {WHY}")
 
 
 def test_a_resume_allows_them_again() -> None:
