@@ -195,9 +195,7 @@ def test_check_names_row_and_field(row: dict[str, Any], message: str) -> None:
         ({"json_fields": {}}, {"gold": "{"}, "cannot be used by task.score: Expecting property"),
     ],
 )
-def test_check_reads_the_references_of_a_built_in_score(
-    score: Any, gold: dict[str, str], problem: str
-) -> None:
+def test_check_reads_references(score: Any, gold: dict[str, str], problem: str) -> None:
     task = TaskSpec(template="{prompt} {a}", loss="score", score=score, label_field="gold")
     with pytest.raises(DataError, match=re.escape(f"x.jsonl: row 1: field 'gold' {problem}")):
         check_examples(task, [{"a": "", **gold}], "x.jsonl")
