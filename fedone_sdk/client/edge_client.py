@@ -111,7 +111,7 @@ class EdgeClient:
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=backend,
             reflect=policy.reflect,
-            budget=options.budget_guard(policy.budget, state_dir, backend),
+            budget=options.budget_guard(policy, state_dir, backend),
             privacy=privacy,
             # A simulation, which has its own transport, checks the rows of all clients at once.
             logs_fit=network.transport is None,

@@ -193,14 +193,17 @@ class WorkPolicy:
 
 
 def budget_guard(
-    budget: Budget | None, folder: str | Path | None, backend: LLMBackend | None
+    policy: WorkPolicy, folder: str | Path | None, backend: LLMBackend | None
 ) -> BudgetGuard | None:
     """Return the device's budget, counted in a file of the state folder; None if it has no caps."""
+    budget, reflect = policy.budget, policy.reflect
     if budget is None:
         return None
     from fedone_sdk.budget import BudgetGuard, SqliteLedger
 
     bounded = frozenset({"queries"}) if backend is None else backend.bounds
+    if isinstance(reflect, LLMBackend):
+        bounded &= reflect.bounds | {"queries"}
     for unit in budget.model_dump(exclude_none=True):
         if unit not in bounded:
             names = ", ".join(sorted(bounded))

@@ -48,8 +48,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
-    if not backend.metered:  # `ModelClient` also counts the cost of failed attempts.
-        backend = ModelClient(backend)
+    backend = _metered(backend)
     payer = _Counted(device.budget or BudgetGuard(None, name="client"))
     queries = await _queries(step, missing, backend, payer)
     recorded = _Recorded(backend, step, queries, payer, lease)
@@ -66,6 +65,11 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         raise kind(reason_of(exc)) from exc
     finally:
         recorded.end()
+
+
+def _metered(backend: LLMBackend) -> LLMBackend:
+    """Return a backend that charges the payer of a query, failed attempts included."""
+    return backend if backend.metered else ModelClient(backend)
 
 
 async def _queries(
@@ -213,7 +217,7 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
     query = written_query(
         reflection.reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS
     )
-    return (await device.reflect.score(replace(query, payer=device.budget))).text
+    return (await _metered(device.reflect).score(replace(query, payer=device.budget))).text
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:

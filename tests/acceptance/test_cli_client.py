@@ -97,13 +97,10 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
     ("labels", "code", "line"),
     [
         ({0: " no", 1: " yes"}, 0, "rows that fit run run: 6 of 6"),
-        (
-            {"low": " low", "high": " high"},
-            1,
-            "rows that fit run run: 0 of 6, because field 'label' is 0, not one of: low, high",
-        ),
+        ({"low": " low", "high": " high"}, 1,
+         "rows that fit run run: 0 of 6, because field 'label' is 0, not one of: low, high"),
     ],
-)
+)  # fmt: skip
 async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: str) -> None:
     spec = spec_of(2).model_dump(mode="json")
     spec["task"]["labels"] = labels

@@ -17,7 +17,7 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Budget, SqliteLedger, Usage
 from fedone_sdk.client import WorkPolicy
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Proposal
@@ -151,6 +151,18 @@ async def test_a_model_on_the_device_reads_the_rows_and_only_its_text_leaves() -
         assert f"{topic} cases" in run.result().prompt.text
     sent = [update.model_dump_json() for line in lines for update in line.updates]
     assert not re.search(r"c\d (refund|invoice|parcel) no", "".join(sent))
+
+
+async def test_a_device_pays_for_what_its_models_write(tmp_path: Path) -> None:
+    model, reflector = ScriptedBackend(answer), ScriptedBackend(write=rules)
+    spec = spec_of(
+        backend=False, rounds=3, participation={"min_clients": 1, "own_models": "charged"}
+    )
+    caps = {"budget": Budget(requests=1000), "state_dir": tmp_path}
+    await tuned(spec, backend=model, reflect=reflector, **caps)
+    spent = SqliteLedger(tmp_path / "budget.sqlite3").account(None).spent
+    assert reflector.asked
+    assert spent.requests == len(model.asked) + len(reflector.asked)
 
 
 @pytest.mark.parametrize("reflect", [None, ScriptedBackend(write=lambda *_: "[]")])

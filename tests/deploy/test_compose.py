@@ -120,7 +120,7 @@ def test_secrets_are_made_once(folder: Path) -> None:
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch(r"[\w-]{43}", secret) for secret in made.values())
     assert secrets.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o444}
+    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o644}
     subprocess.run([folder / "make-secrets"], check=True)
     assert made.items() <= {path.name: path.read_text() for path in secrets.iterdir()}.items()
 

@@ -110,7 +110,11 @@ async def test_clients_that_share_a_budget_pay_for_their_own_work(tmp_path: Path
     assert transport.updates[0].usage.requests == len(model.asked)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("unit", ["requests", "tokens", "usd"])
-def test_a_cap_that_cannot_be_kept(unit: str) -> None:
+def test_a_cap_that_cannot_be_kept(unit: str, own: bool) -> None:
+    writer = ScriptedBackend()
+    writer.bounds = frozenset()
+    models = {"backend": ScriptedBackend(), "reflect": writer} if own else {}
     with pytest.raises(SpecError, match=rf"policy\.budget\.{unit}: .* can only cap queries"):
-        edge_client("http://x", data=DATA, token=TOKEN, budget=Budget(**{unit: 1}))
+        edge_client("http://x", data=DATA, token=TOKEN, budget=Budget(**{unit: 1}), **models)

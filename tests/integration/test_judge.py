@@ -35,7 +35,7 @@ def grade(inputs: Rendered, most: int) -> str:
     answer = asked.partition("<answer>\n")[2].partition("\n</answer>")[0]
     if "row 3" in asked:
         return "I cannot say."
-    return "So:\n" + json.dumps({"reason": "because", "score": 5 if "good" in answer else 2})
+    return "So:\n" + json.dumps({"reason": "because", "score": "5" if "good" in answer else 2})
 
 
 def better(a: str, b: str) -> str:
@@ -105,6 +105,14 @@ async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None
     assert len(set(ASKED)) == len(ASKED)  # Equal questions are asked once.
 
 
+async def test_a_plan_with_a_judge_needs_no_expected_text() -> None:
+    rows = ({"text": "a", "label": ["x"]}, {"text": "a", "label": {"y": 1}}, {"text": "b"})
+    federation = replace(federation_of(spec_of()), shards=(rows,), dev=rows)
+    plan = await plan_run(federation, backend=ScriptedBackend(write=echo))
+    assert plan.judge is not None
+    assert plan.judge.requests > 0
+
+
 async def test_a_cap_stops_the_judge() -> None:
     ASKED.clear()
     spec = spec_of(budget={"requests": 12})
@@ -134,14 +142,11 @@ async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
     [  # The share of wins, with lengths balanced, of equal answers, and of those for the first.
         pytest.param(better, (0.8, (5 / 6 + 1) / 2, 1.0, 0.5), id="content"),
         pytest.param(lambda a, b: '{"better": "a"}', (0.5, 0.5, 0.0, 1.0), id="position"),
-        pytest.param(
-            lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
-            (0.7, 0.5, 1.0, 0.5),
-            id="length",
-        ),
+        pytest.param(lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
+                     (0.7, 0.5, 1.0, 0.5), id="length"),
         pytest.param(lambda a, b: "I like both", (0.5, None, None, None), id="no answer"),
     ],
-)
+)  # fmt: skip
 async def test_pairs_show_what_a_judge_prefers(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, str], str], expected: tuple[Any, ...]
 ) -> None:

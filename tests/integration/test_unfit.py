@@ -165,14 +165,11 @@ class Swapped(MemoryTransport):
     ("transport", "model", "reason"),
     [
         (MemoryTransport, "other", "the run scores with 'this', the device with 'other'"),
-        (
-            Swapped,
-            "this",
-            "the run cannot be understood: the aggregator's answer is malformed: task_crc32: "
-            "must be 668269552, the CRC-32 of `task`",
-        ),
+        (Swapped, "this",
+         "the run cannot be understood: the aggregator's answer is malformed: task_crc32: "
+         "must be 668269552, the CRC-32 of `task`"),
     ],
-)
+)  # fmt: skip
 async def test_a_device_that_cannot_do_a_run_declines_once(
     transport: type[MemoryTransport], model: str, reason: str
 ) -> None:

@@ -130,7 +130,7 @@ export class EdgeClient {
   constructor(options: EdgeClientOptions) {
     check(options);
     const { timeoutS = 30 } = options;
-    const server = options.server.replace(/\/+$/, "");
+    const server = `${options.server}`.replace(/\/+$/, "");
     this.#options = options;
     this.#ask = (what, call) => raced(what, call, { signal: this.#signal, seconds: timeoutS });
     const storage = guarded(options.storage, this.#ask);
@@ -141,7 +141,7 @@ export class EdgeClient {
     };
     this.#random = () => options.random ?? platformRandom();
     const fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
-    const tell = (event: ClientEvent): void => this.#tell(event);
+    const tell = (event: ClientEvent): void => void this.#tell(event);
     this.#link = new Link(
       new Transport(server, fetch, timeoutS),
       new Identity(storage, server, this.#random),
@@ -268,6 +268,7 @@ export class EdgeClient {
     await this.#handInWaiting(signal);
     const { data, runId, backend } = this.#options;
     const held = typeof data === "function" ? await this.#ask("data", data) : data;
+    if (!Array.isArray(held)) throw new ArgumentError("data: is not an array");
     if (held.length === 0) {
       this.#nextTurnS = CLAIM_S;
       return "idle";
@@ -525,9 +526,10 @@ export class EdgeClient {
     return held;
   }
 
-  #tell(event: ClientEvent): void {
+  async #tell(event: ClientEvent): Promise<void> {
     try {
-      this.#options.onEvent?.(event);
+      // The function may be async: an unhandled rejection would end a Node process.
+      await this.#options.onEvent?.(event);
     } catch {
       // An error in the app's display must not end the work.
     }

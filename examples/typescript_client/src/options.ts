@@ -57,7 +57,7 @@ export interface EdgeClientOptions extends Columns {
 /** @throws ArgumentError An argument cannot be used. */
 export function check({ data, token, runId, name }: EdgeClientOptions): void {
   if (Array.isArray(data) && data.length === 0) {
-    throw new ArgumentError("data: this client has no examples; it needs at least one");
+    throw new ArgumentError("data: has no examples");
   }
   if (token !== undefined && !/^[\x21-\x7e]+$/.test(token.trim())) {
     throw new ArgumentError("token: must be printable ASCII without blanks");

@@ -51,7 +51,7 @@ class Stored<T extends object> {
     public value: T,
     readonly fits: (found: Record<string, unknown>) => boolean,
   ) {
-    const place = server.replace(/\/+$/, "").replace(/[^A-Za-z0-9.-]/g, "_");
+    const place = server.replace(/[^A-Za-z0-9.-]/g, "_");
     this.#key = `fedone.${place}.${name}`;
   }
 

@@ -51,7 +51,7 @@ export class Transport {
   readonly #base: string;
 
   /**
-   * @param server Base URL of the aggregator.
+   * @param server Base URL of the aggregator, without a slash at its end.
    * @param fetch Sends a request.
    * @param timeoutS Time limit of a response, seconds.
    * @throws ArgumentError The URL cannot be used.
@@ -64,7 +64,7 @@ export class Transport {
     if (!/^https?:\/\/[^/?#@\s]+(\/[^?#\s]*)?$/.test(server)) {
       throw new ArgumentError(`server: ${JSON.stringify(server)} is not an http(s) URL`);
     }
-    this.#base = server.replace(/\/+$/, "");
+    this.#base = server;
   }
 
   /**

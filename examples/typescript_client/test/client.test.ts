@@ -641,11 +641,24 @@ test("a task whose numbers could make a loss or its noise fail is not understood
   }
 });
 
+test("an async onEvent may fail, and data must be rows", async () => {
+  const server = new ScriptedServer();
+  const options = { server: SERVER, token: "t", storage: new MemoryStorage(), fetch: server.fetch };
+  const onEvent = async () => Promise.reject(new Error("the app's"));
+  const client = new EdgeClient({ ...options, data: DATA, onEvent });
+  assert.equal(await client.runOnce(), "worked"); // an unhandled rejection would end the test
+  for (const data of [undefined as never, () => undefined as never]) {
+    const run = new EdgeClient({ ...options, data }).runOnce();
+    await assert.rejects(run, /^ArgumentError: data: is not an array/);
+  }
+});
+
 test("arguments that cannot be used are refused with their name", () => {
   const storage = new MemoryStorage();
   const cases: [Partial<EdgeClientOptions>, RegExp][] = [
     [{ server: "ftp://fedone.example" }, /^server: "ftp:/],
     [{ server: "https://user:password@fedone.example" }, /^server: /],
+    [{ server: undefined as never }, /^server: "undefined"/],
     [{ data: [] }, /^data: /],
     [{ token: "two words" }, /^token: /],
     [{ runId: "../etc" }, /^runId: /],

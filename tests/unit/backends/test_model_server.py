@@ -337,19 +337,16 @@ def test_missing_usage_is_the_quote(usage: object | None, prompt: int, completio
 @pytest.mark.parametrize(
     "body",
     [
-        '{"error": {"message": "no such thing"}}',
-        '{"error": "no such thing"}',
-        '{"message": "no such thing", "code": 7}',
-        '{"detail": "no such thing"}',
+        '{"error": {"message": "no such thing"}}', '{"error": "no such thing"}',
+        '{"message": "no such thing", "code": 7}', '{"detail": "no such thing"}',
         '{"detail": [{"loc": ["body", "model"], "msg": "no such thing", "type": "x"}]}',
         '[{"error": {"code": 400, "message": "no such thing", "status": "INVALID_ARGUMENT"}}]',
         '{"errors": [{"message": "no such thing"}]}',
         '{"error": {"message": "Provider returned error", "metadata": {"raw": "no such thing"}}}',
         '{"object": "error", "message": "no such thing", "type": "BadRequestError"}',
-        "no such thing",
-        "<html><style>b {}</style><body><b>no such thing</b></body></html>",
+        "no such thing", "<html><style>b {}</style><body><b>no such thing</b></body></html>",
     ],
-)
+)  # fmt: skip
 async def test_a_refusal_of_any_form_keeps_the_server_s_words(body: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         kind = "application/json" if body[0] in "{[" else "text/html"

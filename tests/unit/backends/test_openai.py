@@ -530,6 +530,9 @@ async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
             await make(server, log_probs=False).score(ask(want="choice"))
     assert caught.value.usage is not None
     assert caught.value.usage.completion_tokens == 64
+    async with FakeOpenAI(script=Script(default='merged:{"message": {"content": ""}}')) as server:
+        text = await make(server).score(ask(want="text", max_tokens=3))
+    assert text.texts == (None,)  # This server reports no reasoning tokens.
 
 
 @pytest.mark.parametrize(
@@ -576,17 +579,15 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
 @pytest.mark.parametrize(
     ("settings", "ending"),
     [
-        ({}, ""),
-        ({"max_input_tokens": 1024, "api": "chat"}, ""),
+        ({}, ""), ({"max_input_tokens": 1024, "api": "chat"}, ""),
         ({"max_input_tokens": 16}, ":max_input_tokens=16"),
         ({"api": "completions"}, ":api=completions"),
         ({"reasoning_effort": "low"}, ":reasoning_effort=low"),
-        ({"log_probs": False}, ""),
-        ({"timeout_s": 5.0}, ""),
+        ({"log_probs": False}, ""), ({"timeout_s": 5.0}, ""),
         ({"api": "completions", "max_input_tokens": 16}, ":api=completions,max_input_tokens=16"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_settings_that_move_scores_are_in_the_fingerprint(
     make: Make, settings: dict[str, Any], ending: str
 ) -> None:

@@ -160,15 +160,12 @@ def _unknown(model: str) -> object:
 @pytest.mark.parametrize(
     ("function", "load", "reason"),
     [
-        (
-            "tiktoken.encoding_for_model",
-            _offline,
-            r"tiktoken cannot load its vocabulary (ConnectionError)",
-        ),
+        ("tiktoken.encoding_for_model", _offline,
+         "tiktoken cannot load its vocabulary (ConnectionError)"),
         ("tiktoken.encoding_for_model", _unknown, "tiktoken does not know the model"),
         ("fedone_sdk.backends.tokens.find_spec", lambda name: None, "tiktoken is not installed"),
     ],
-)
+)  # fmt: skip
 def test_tokens_are_estimated_where_tiktoken_fails(
     monkeypatch: pytest.MonkeyPatch, function: str, load: object, reason: str
 ) -> None:
