@@ -162,10 +162,7 @@ def test_a_plan_sends_and_writes_nothing(retune: Fedone, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [
-        (["--run", "no.yaml"], "no.yaml: cannot be read"),
-        ([*DATA, "--cap", 3], TOO_LOW),
-    ],
+    [(["--run", "no.yaml"], "no.yaml: cannot be read"), ([*DATA, "--cap", 3], TOO_LOW)],
 )
 def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], line: str) -> None:
     assert the_line(retune(*arguments)).startswith(line)

@@ -202,9 +202,7 @@ UNUSABLE = "cannot be used by task.score: column 'gold'"
         ("json_fields", {"gold": 1}, UNUSABLE),
     ],
 )
-def test_check_reads_the_references_of_a_built_in_score(
-    score: Any, gold: dict[str, Any], problem: str
-) -> None:
+def test_check_reads_references(score: Any, gold: dict[str, Any], problem: str) -> None:
     task = TaskSpec(template="{prompt} {a}", loss="score", score=score, label_field="gold")
     with pytest.raises(DataError, match=re.escape(f"x.jsonl: row 1: field 'gold' {problem}")):
         check_examples(task, [{"a": "", **gold}], "x.jsonl")
