@@ -7,7 +7,7 @@ files, and never with names that another machine has sent.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,14 @@ def lazy(
     return load, lambda: sorted({*package, *package["__all__"]})
 
 
-def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | None = None) -> Any:
+def load_object(
+    key: str,
+    name: str,
+    folder: str | Path = ".",
+    *,
+    group: str | None = None,
+    known: Iterable[str] = (),
+) -> Any:
     """Return the callable that a name refers to.
 
     Args:
@@ -46,6 +53,7 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
         folder: Folder of the configuration file. It is searched after installed packages, and
             stays in ``sys.path``, because the object may import more modules later.
         group: Group of entry points; if None, `name` cannot be an entry point.
+        known: Other names that the key may have, for errors.
 
     Raises:
         SpecError: The object cannot be imported or is not callable.
@@ -60,7 +68,7 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
             for part in path.split("."):
                 target = getattr(target, part)
         else:
-            target = _entry_point(key, name, group)
+            target = _entry_point(key, name, group, known)
     except SpecError:
         raise
     except Exception as exc:  # A user's module can raise any error.
@@ -70,11 +78,13 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
     return target
 
 
-def _entry_point(key: str, name: str, group: str | None) -> Any:
+def _entry_point(key: str, name: str, group: str | None, known: Iterable[str]) -> Any:
     from importlib.metadata import entry_points  # Slow to import.
 
     points = {} if group is None else {point.name: point for point in entry_points(group=group)}
     if name not in points:
-        known = f" or one of {', '.join(sorted(points))}" if points else ""
-        raise SpecError(f"{key}: {name!r} must be package.module:object{known}")
+        names = ", ".join([*known, *sorted(points)])
+        raise SpecError(
+            f"{key}: {name!r} must be package.module:object{names and f' or one of {names}'}"
+        )
     return points[name].load()

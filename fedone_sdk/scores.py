@@ -7,10 +7,16 @@ import inspect
 import json
 import math
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
+from copy import deepcopy
+from functools import partial, reduce
 from operator import or_
+from threading import Thread
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, validate_call
@@ -33,6 +39,9 @@ __all__ = [
 
 SCORE_TIMEOUT_S = 60.0
 """Time limit of one call of a score function, seconds."""
+
+_ROUNDING = 1e-6
+"""A score may be outside [0, 1] by this much, the rounding error of a mean in float32."""
 
 AT_ONCE = 8
 """Number of concurrent calls of a score function for the answers to one prompt."""
@@ -100,9 +109,8 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
         async with asyncio.timeout(SCORE_TIMEOUT_S):
             # Async functions are called here, other functions in a thread.
             is_async = any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
-            arguments = text, example
-            returned = score(*arguments) if is_async else await asyncio.to_thread(score, *arguments)
-            result = await answer_of(returned)
+            call = partial(score, text, deepcopy(dict(example)))  # It may change its example.
+            result = await answer_of(call() if is_async else await _in_thread(call))
         result = result if isinstance(result, Score) else Score(float(result))
         value, feedback = float(result.value), in_unicode(str(result.feedback))
     except Exception as exc:
@@ -112,33 +120,66 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
         late = f"no result in {SCORE_TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else ""
         reason = f"{type(exc).__name__}: {str(exc) or late}"
         raise SpecError(f"task.score: the score function failed with {reason}") from exc
-    if not 0.0 <= value <= 1.0:  # Also refuses NaN.
+    if not -_ROUNDING <= value <= 1 + _ROUNDING:  # Also refuses NaN.
         raise SpecError(f"task.score: the score function returned {value!r}; it must be in [0, 1]")
+    value = min(max(value, 0.0), 1.0)
     expected = example.get(task.label_field)
     expectation = "" if expected is None else f"expected {expected!r}, "
     more = f": {feedback}" if feedback else ""
     return Score(value, f"{expectation}answered {text!r}, score {value:.2f} of 1{more}")
 
 
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Return the result of a call in a thread of its own; the process may end before the call."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # From here on, a cancelled caller cannot cancel it.
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as exc:
+            # A future cannot raise StopIteration, and SystemExit would end the process.
+            is_usual = isinstance(exc, Exception) and not isinstance(exc, StopIteration)
+            future.set_exception(exc if is_usual else RuntimeError(repr(exc)))
+
+    Thread(target=copy_context().run, args=(work,), name="fedone-score", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
 def _references(example: Example, column: str) -> list[str]:
     """Return the expected texts of an example: the column has one text, or a list of texts."""
-    value = example[column]
-    return [str(text) for text in value] if isinstance(value, (list, tuple)) else [str(value)]
+    value = example.get(column)
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    if not texts or any(text is None or isinstance(text, (Mapping, list)) for text in texts):
+        raise ValueError(f"column {column!r} must have the expected text, or a list of them")
+    return [str(text) for text in texts]
+
+
+_REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
+
+
+def answer_in(text: str) -> str:
+    """Return a generated text without the reasoning at its beginning."""
+    return _REASONING.sub("", text)
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return " ".join(_folded(text).split())
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
+    return re.findall(r"\w+", _folded(text))
 
 
 def exact_match(column: str) -> ScoreFunction:
     """Score 1 if the answer equals an expected text, apart from case and white space."""
 
     def score(generated: str, example: Example) -> float:
-        return float(_plain(generated) in map(_plain, _references(example, column)))
+        return float(_plain(answer_in(generated)) in map(_plain, _references(example, column)))
 
     return score
 
@@ -147,7 +188,7 @@ def contains(column: str) -> ScoreFunction:
     """Score the share of the expected texts that the answer contains; ignores case."""
 
     def score(generated: str, example: Example) -> Score:
-        expected, text = _references(example, column), _plain(generated)
+        expected, text = _references(example, column), _plain(answer_in(generated))
         missing = [part for part in expected if _plain(part) not in text]
         feedback = f"does not contain {', '.join(map(repr, missing))}" if missing else ""
         return Score(1 - len(missing) / len(expected), feedback)
@@ -168,13 +209,13 @@ def number(column: str, tolerance: Annotated[float, Field(ge=0)] = 0.0) -> Score
     """Score 1 if the answer's last number differs from the expected one by at most `tolerance`."""
 
     def score(generated: str, example: Example) -> Score:
-        answer = _last_number(generated)
-        if answer is None:
-            return Score(0.0, "the answer has no number")
         numbers = [_last_number(text) for text in _references(example, column)]
         expected = [number for number in numbers if number is not None]
         if not expected:
             raise ValueError(f"column {column!r} has no number")
+        answer = _last_number(answer_in(generated))
+        if answer is None:
+            return Score(0.0, "the answer has no number")
         is_close = any(math.isclose(answer, x, rel_tol=1e-9, abs_tol=tolerance) for x in expected)
         return Score(float(is_close), f"the number is {answer:g}")
 
@@ -214,7 +255,7 @@ def rouge_l(column: str) -> ScoreFunction:
 
 def _best(column: str, measure: Callable[[str, str], float]) -> ScoreFunction:
     return lambda generated, example: max(
-        measure(generated, expected) for expected in _references(example, column)
+        measure(answer_in(generated), expected) for expected in _references(example, column)
     )
 
 
@@ -253,8 +294,12 @@ def json_fields(
             raise ValueError(f"schema: {exc}; the known types are {', '.join(_TYPES)}") from None
 
     def score(generated: str, example: Example) -> Score:
-        expected = example[column]
-        expected = expected if isinstance(expected, Mapping) else json.loads(str(expected))
+        expected = example.get(column)
+        if isinstance(expected, str):
+            with suppress(ValueError):
+                expected = json.loads(expected)
+        if not isinstance(expected, Mapping):
+            raise ValueError(f"column {column!r} must have the expected JSON object")
         answer = object_in(generated)
         if answer is None:
             return Score(0.0, "the answer has no JSON object")
@@ -316,7 +361,7 @@ def _type_of(name: str, schema: Mapping[str, Any]) -> Any:
 
 def object_in(text: str) -> Mapping[str, Any] | None:
     """Return a text's first JSON object, which may be in a code fence or between sentences."""
-    decoder = json.JSONDecoder(strict=False)
+    text, decoder = answer_in(text), json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text[:20_000]):
         try:
             value: Mapping[str, Any] = decoder.raw_decode(text, brace.start())[0]
@@ -331,6 +376,8 @@ def _value(value: object) -> object:
         return [_value(item) for item in value]
     if isinstance(value, Mapping):
         return {name: _value(item) for name, item in value.items()}
+    if isinstance(value, bool):  # In Python, True equals 1.
+        return (value,)
     return _plain(value) if isinstance(value, str) else value
 
 
@@ -356,16 +403,18 @@ SCORES: dict[str, Callable[..., ScoreFunction]] = {
 """Built-in scores by name. Each takes the column of the expected answer, and its options."""
 
 
-def built_in_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:
-    """Return a built-in score.
+def built_in_score(task: TaskSpec) -> ScoreFunction | None:
+    """Return the built-in score that a task names; None for other scores.
 
     Raises:
-        SpecError: The name or an option is unknown, or a value is invalid.
+        SpecError: An option is unknown, or its value is invalid.
     """
+    named = task.score if isinstance(task.score, dict) else {task.score or "": {}}
+    ((name, options),) = named.items()
     if name not in SCORES:
-        raise SpecError(f"task.score: {name!r} is not one of {', '.join(SCORES)}")
+        return None
     try:
-        return SCORES[name](column, **options)
+        return SCORES[name](task.label_field, **options)
     except ValidationError as exc:
         problem = exc.errors()[0]
         where = ".".join(map(str, problem["loc"]))

@@ -17,6 +17,7 @@ from fedone_sdk.backends.base import LOG_ZERO, Answer, Query, float32
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages.base import SERVED_BY
+from fedone_sdk.scores import answer_in
 
 # OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
@@ -227,7 +228,7 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     The label word may be in JSON, in a code fence, in quotes or in bold, after reasoning, or in a
     line such as "Answer: good" or "good: because ...". If there are two label words, none counts.
     """
-    text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
+    text = unicodedata.normalize("NFKC", answer_in(written)).casefold().strip()
     if not text:
         return None
     folded = [word.casefold() for word in words]
@@ -235,7 +236,6 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     return tuple(0.0 if labels == {word} else LOG_ZERO for word in folded)
 
 
-_REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
 _MARKUP = re.compile(r"(?m)^```\w*$|\\boxed\b|</?\w+>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _SEPARATOR = re.compile(r":|\bis\b|\)\s|[.\u2013\u2014]\s|\s-\s")

@@ -78,11 +78,12 @@ class Judge:
     async def __call__(self, generated: str, example: Example) -> Score:
         """Return the model's grade, from 0 to 1, and its reason, or raise `ValueError`."""
         (answer,) = await self._answers(self.query(generated, example))
-        points = answer.get("score")
-        if isinstance(points, bool) or not isinstance(points, (int, float)):
-            raise ValueError("the judge's answer has no score")
+        try:
+            points = float(str(answer.get("score")))  # Some models write the number as a text.
+        except ValueError:
+            raise ValueError("the judge's answer has no score") from None
         if not 1 <= points <= _POINTS:
-            raise ValueError(f"the judge's score is {points}; it must be from 1 to {_POINTS}")
+            raise ValueError(f"the judge's score is {points:g}; it must be from 1 to {_POINTS}")
         return Score((points - 1) / (_POINTS - 1), str(answer.get("reason", "")))
 
     def query(self, generated: str, example: Example) -> Query:
@@ -189,12 +190,14 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
             f"task.score: is required for loss score; set {', '.join(SCORES)}, or "
             "package.module:function"
         )
+    if score := built_in_score(task):
+        return score
     if not isinstance(task.score, str):
         ((name, options),) = task.score.items()
         if name == "judge":
             return judge_of(options, task, base_dir)
-        return built_in_score(name, task.label_field, options)
-    if task.score in SCORES:
-        return built_in_score(task.score, task.label_field, {})
-    function: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
+        raise SpecError(f"task.score: {name!r} is not one of {', '.join(SCORES)}, judge")
+    function: ScoreFunction = load_object(
+        "task.score", task.score, base_dir, group="fedone.scores", known=SCORES
+    )
     return function

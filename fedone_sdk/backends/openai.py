@@ -320,7 +320,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if cut_off and completion.reasoning_tokens:
             raise self._form.only_reasons()
         if query.want == "text":
-            written = answers[0].written if answers else None
+            written = answers[0].written if answers and not cut_off else None
             return Answer(
                 log_probs=(None if written is None else (),), texts=(written,), usage=NOTHING
             )

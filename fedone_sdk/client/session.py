@@ -164,7 +164,8 @@ class Session:
             token = self._token
             if token is None:
                 raise ArgumentError(
-                    "token: is required until the device has enrolled (fedone client: FEDONE_TOKEN)"
+                    "token: is required until the device has enrolled "
+                    "(`fedone client` reads it from FEDONE_TOKEN)"
                 )
             nonce = self._state.identity.nonce or secrets.token_urlsafe(32)
             self._state.identity = Identity(nonce=nonce)

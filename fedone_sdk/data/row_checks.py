@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedone_sdk.errors import DataError
-from fedone_sdk.scores import SCORES, built_in_score
+from fedone_sdk.scores import built_in_score
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec, label_index, label_key
 
 
@@ -43,7 +43,7 @@ def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Pa
         DataError: A text field is missing or not text, or a label is unknown. The message names the
             source, the row (from 1), the field and the allowed values.
     """
-    score = _built_in(task)
+    score = built_in_score(task)
     for number, example in enumerate(examples, 1):
         problem = row_problem(task, example)
         if problem is None and score is not None:
@@ -60,19 +60,13 @@ def row_problem(task: TaskSpec, row: Example, max_chars: int | None = None) -> R
     return label_problem(task, row, max_chars)
 
 
-def _built_in(task: TaskSpec) -> ScoreFunction | None:
-    named = {task.score: {}} if isinstance(task.score, str) else task.score or {}
-    scores = [built_in_score(name, task.label_field, named[name]) for name in SCORES.keys() & named]
-    return scores[0] if scores else None
-
-
 def _reference_problem(task: TaskSpec, row: Example, score: ScoreFunction) -> RowProblem | None:
     """Return why a built-in score cannot use a row's expected answer; None if it can."""
     try:
-        score('{"0": 0}', row)  # It has a number and an object, so the expected answer is read.
-    except KeyError:
-        return _missing(row, task.label_field)
-    except Exception as exc:
+        score("", row)
+    except ValueError as exc:
+        if task.label_field not in row:
+            return _missing(row, task.label_field)
         return RowProblem(task.label_field, f"cannot be used by task.score: {exc}")
     return None
 

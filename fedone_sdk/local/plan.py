@@ -29,7 +29,7 @@ from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.run import Bill, bill
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, TextPrompt, references_of, target_of
+from fedone_sdk.task import Example, TextPrompt, references_of
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
 _UNKNOWN = Usage(queries=1, requests=1)
@@ -282,7 +282,8 @@ class _Planner:
         return backends.query_for(self.task, prompt, rows, backend=backend, references=references)
 
     def _texts(self, row: Example) -> tuple[object, ...]:
-        answer = row.get(self.task.label_field) if self.task.generates else None
+        # The model or the judge reads the expected answer, which may be a list or a mapping.
+        answer = repr(row.get(self.task.label_field)) if self.task.generates else None
         return (*(row[name] for name in self.task.fields), answer)
 
     @property
@@ -379,7 +380,9 @@ class _Planner:
         if judge is None or not shard:
             return NOTHING, NOTHING
         try:
-            queries = [judge.query(str(target_of(self.task, row)), row) for row in shard[:_CASES]]
+            queries = [
+                judge.query(str(row.get(self.task.label_field, "")), row) for row in shard[:_CASES]
+            ]
             quotes = [
                 await judge.backend.quote(replace(query, max_tokens=_JUDGE_TOKENS))
                 for query in queries

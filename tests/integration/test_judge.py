@@ -35,7 +35,7 @@ def grade(inputs: Rendered, most: int) -> str:
     answer = asked.partition("<answer>\n")[2].partition("\n</answer>")[0]
     if "row 3" in asked:
         return "I cannot say."
-    return "So:\n" + json.dumps({"reason": "because", "score": 5 if "good" in answer else 2})
+    return "So:\n" + json.dumps({"reason": "because", "score": "5" if "good" in answer else 2})
 
 
 def better(a: str, b: str) -> str:
@@ -103,6 +103,14 @@ async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None
     assert all("Is it good?" in asked and "wanted" in asked for asked in ASKED)
     assert not any("secret" in asked for asked in ASKED)
     assert len(set(ASKED)) == len(ASKED)  # Equal questions are asked once.
+
+
+async def test_a_plan_with_a_judge_needs_no_expected_text() -> None:
+    rows = ({"text": "a", "label": ["x"]}, {"text": "a", "label": {"y": 1}}, {"text": "b"})
+    federation = replace(federation_of(spec_of()), shards=(rows,), dev=rows)
+    plan = await plan_run(federation, backend=ScriptedBackend(write=echo))
+    assert plan.judge is not None
+    assert plan.judge.requests > 0
 
 
 async def test_a_cap_stops_the_judge() -> None:

@@ -87,10 +87,9 @@ def private_score(generated: str, example: Example) -> float:
 
 
 async def run_of(loss: str, exchange: str = "losses", **backend: Any) -> RunResult:
+    federation = federation_of(spec_of(loss, exchange))
     async with asyncio.timeout(20):
-        return await simulate(
-            federation_of(spec_of(loss, exchange)), backend=ScriptedBackend(**backend)
-        )
+        return await simulate(federation, backend=ScriptedBackend(**backend))
 
 
 def text_of(inputs: Rendered) -> str:
@@ -137,12 +136,9 @@ class TestRuns:
     @pytest.mark.parametrize("loss", ["nll", "score", "zero_one"])
     async def test_training_is_moved_by_the_loss(self, loss: str) -> None:
         """The same run on a model that answers all alike ends elsewhere."""
-        flat: dict[str, Any] = {
-            "answer": lambda *_: (-1.0, -2.0),
-            "reference": lambda *_: -1.0,
-            "write": lambda *_: "3 3 3",
-        }
-        assert (await run_of(loss)).alpha_sha256 != (await run_of(loss, **flat)).alpha_sha256
+        flat: dict[str, Any] = {"reference": lambda *_: -1.0, "write": lambda *_: "3 3 3"}
+        other = await run_of(loss, answer=lambda *_: (-1.0, -2.0), **flat)
+        assert (await run_of(loss)).alpha_sha256 != other.alpha_sha256
 
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     @pytest.mark.parametrize("loss", ["nll", "score", "zero_one"])
@@ -179,11 +175,8 @@ class TestRuns:
 
         deployed = []
         for penalty in (0.0, 0.29 / 30 * 0.8, 0.29 / 30 * 1.2):
-            prompt = {
-                "length": 1,
-                "vocabulary": {"kind": "list", "candidates": ["", long]},
-                "length_penalty": penalty,
-            }
+            listed = {"kind": "list", "candidates": ["", long]}
+            prompt = {"length": 1, "vocabulary": listed, "length_penalty": penalty}
             spec = run_spec(
                 task={**GENERATION, **LABELS},
                 prompt=prompt,
@@ -235,8 +228,7 @@ class TestRuns:
     async def test_a_model_without_log_probs_is_tuned_by_what_it_chooses(self) -> None:
         wants = []
         shown: tuple[list[Want], ...] = (["labels", "choice"], ["choice", "text"])
-        for answers in shown:
-            model = ScriptedBackend(answers=answers)
+        for model in (ScriptedBackend(answers=answers) for answers in shown):
             async with asyncio.timeout(20):
                 result = await simulate(federation_of(spec_of("zero_one")), backend=model)
             wants.append(({query.want for query in model.asked}, result.alpha_sha256))
@@ -254,8 +246,7 @@ class TestRuns:
             asked[loss] = model.asked
         for loss, queries in asked.items():
             for query in queries:
-                generates = loss in ("nll", "score")
-                assert query.label_words == (() if generates else (" no", " yes"))
+                assert query.label_words == (() if loss in ("nll", "score") else (" no", " yes"))
                 assert query.max_tokens == (3 if loss == "score" else 0)
                 expected = [f" ANSWER {text_of(inputs).split()[-1]}" for inputs in query.inputs]
                 assert list(query.references) == (expected if loss == "nll" else [])
@@ -364,12 +355,8 @@ class TestPrivacy:
     async def test_the_hook_sees_no_label_of_another_loss(self) -> None:
         seen = set()
 
-        def before_send(text: str) -> str:
-            seen.add(text)
-            return text
-
         async with bench_of(spec_of("score"), ScriptedBackend()) as bench:
-            await bench.work(before_send=before_send, score=private_score)
+            await bench.work(before_send=lambda t: seen.add(t) or t, score=private_score)
         assert seen <= {row["text"] for row in rows(6)}
 
     @pytest.mark.parametrize("gateway", [True, False])
@@ -397,11 +384,9 @@ class TestBrokenClients:
         model = ScriptedBackend()
         async with bench_of(spec_of("score"), None) as bench:
             await bench.work(score=lambda *_: 2.0, backend=model)
-        assert len(model.asked) > 0
-        for message in bench.transport.declines:
-            assert message.usage.queries == 3
-        requests = sum(message.usage.requests for message in bench.transport.declines)
-        assert requests == len(model.asked)
+        used = [message.usage for message in bench.transport.declines]
+        assert {usage.queries for usage in used} == {3}
+        assert sum(usage.requests for usage in used) == len(model.asked) > 0
 
     async def test_a_model_that_cannot_answer(self) -> None:
         model = ScriptedBackend(answers=["labels"])

@@ -530,6 +530,9 @@ async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
             await make(server, log_probs=False).score(ask(want="choice"))
     assert caught.value.usage is not None
     assert caught.value.usage.completion_tokens == 64
+    async with FakeOpenAI(script=Script(default='merged:{"message": {"content": ""}}')) as server:
+        text = await make(server).score(ask(want="text", max_tokens=3))
+    assert text.texts == (None,)  # This server reports no reasoning tokens.
 
 
 @pytest.mark.parametrize(

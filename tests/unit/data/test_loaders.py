@@ -187,17 +187,22 @@ def test_check_names_row_and_field(row: dict[str, Any], message: str) -> None:
         check_examples(SST2, [*ROWS, row], "x.jsonl")
 
 
+UNUSABLE = "cannot be used by task.score: column 'gold'"
+
+
 @pytest.mark.parametrize(
     ("score", "gold", "problem"),
     [
         ("exact_match", {}, "is missing (the row has: a)"),
-        ("number", {"gold": "ten"}, "cannot be used by task.score: column 'gold' has no number"),
-        ({"json_fields": {}}, {"gold": "{"}, "cannot be used by task.score: Expecting property"),
+        ("number", {"gold": "ten"}, f"{UNUSABLE} has no number"),
+        ("exact_match", {"gold": None}, f"{UNUSABLE} must have the expected text, or a list"),
+        ("contains", {"gold": []}, UNUSABLE),
+        ("rouge_l", {"gold": {}}, UNUSABLE),
+        ("json_fields", {"gold": "{"}, f"{UNUSABLE} must have the expected JSON object"),
+        ("json_fields", {"gold": 1}, UNUSABLE),
     ],
 )
-def test_check_reads_the_references_of_a_built_in_score(
-    score: Any, gold: dict[str, str], problem: str
-) -> None:
+def test_check_reads_references(score: Any, gold: dict[str, Any], problem: str) -> None:
     task = TaskSpec(template="{prompt} {a}", loss="score", score=score, label_field="gold")
     with pytest.raises(DataError, match=re.escape(f"x.jsonl: row 1: field 'gold' {problem}")):
         check_examples(task, [{"a": "", **gold}], "x.jsonl")
