@@ -122,6 +122,14 @@ async def test_a_cap_stops_the_judge() -> None:
     assert len(ASKED) < 12
 
 
+async def test_no_work_is_assigned_if_the_caps_do_not_cover_its_grades() -> None:
+    prices = {"kind": "openai", "model": "m", "prices": {"prompt": 1, "completion": 1}}
+    federation = federation_of(spec_of(budget={"requests": 7}, backend=prices))
+    async with asyncio.timeout(30):
+        result = await simulate(federation, backend=ScriptedBackend(write=echo))
+    assert (result.status, result.spent.queries) == ("budget_exhausted", 0)
+
+
 async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
     task = spec_of().task
     judge = load_score(task)

@@ -18,7 +18,9 @@ from fedone_sdk.backends import Query, Want
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError, FedOneError, SpecError
+from fedone_sdk.evaluation.results import Entrant
 from fedone_sdk.local import Federation, load_score, plan_run, simulate
+from fedone_sdk.local.comparison import Contest, costs_of
 from fedone_sdk.messages import MAX_WRITTEN_CHARS, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, Rendered, TaskSpec, render
@@ -224,6 +226,17 @@ class TestRuns:
                 assert short.prompt.bias is not None  # It belongs to the prompt.
             else:
                 assert short is None
+
+    async def test_the_planned_cost_of_a_baseline_covers_its_texts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worst = lambda _, size, most=0: Usage(queries=1, completion_tokens=size * most)  # noqa: E731
+        monkeypatch.setattr(ScriptedBackend, "worst_case", worst)
+        federation = federation_of(spec_of("score"))
+        entrant = Entrant(name="no-prompt", kind="baseline", spec=federation.spec)
+        contest = Contest(entrant=entrant, federation=federation, folder=Path(), cache=Path())
+        costs = await costs_of([contest], ScriptedBackend())
+        assert costs.most.completion_tokens == 2 * 4 * 3  # 2 queries of 4 texts of 3 tokens.
 
     async def test_a_model_without_log_probs_is_tuned_by_what_it_chooses(self) -> None:
         wants = []
