@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.backends import Query, Want
+from fedone_sdk.backends import Want
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError, FedOneError, SpecError
@@ -251,14 +251,11 @@ class TestRuns:
         assert sha256 == same
 
     async def test_the_queries_of_the_model(self) -> None:
-        asked: dict[str, list[Query]] = {}
         for loss in TASKS:
             model = ScriptedBackend()
             async with asyncio.timeout(20):
                 await simulate(federation_of(spec_of(loss)), backend=model)
-            asked[loss] = model.asked
-        for loss, queries in asked.items():
-            for query in queries:
+            for query in model.asked:
                 assert query.label_words == (() if loss in ("nll", "score") else (" no", " yes"))
                 assert query.max_tokens == (3 if loss == "score" else 0)
                 expected = [f" ANSWER {text_of(inputs).split()[-1]}" for inputs in query.inputs]
