@@ -270,7 +270,6 @@ class Service:
             access=self.access,
             listener=self._on_change,
             observe_commit=self._observe_commit,
-            priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
     async def wait(self, run: ServedRun) -> None:
