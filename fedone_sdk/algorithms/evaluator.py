@@ -194,8 +194,7 @@ class Evaluator:
         covariance = scale * prior - gain @ explained @ gain.T
         covariance[np.diag_indices(len(prior))] += _JITTER * scale * np.diagonal(prior).mean()
         normal = rng.normal(size=(count, len(prior)))
-        drawn: Floats = gain @ mean + normal @ np.linalg.cholesky(covariance).T
-        return drawn
+        return gain @ mean + normal @ np.linalg.cholesky(covariance).T
 
     @property
     def confirmed(self) -> NDArray[np.bool_]:
@@ -295,8 +294,7 @@ def _shared_bias(observed: Observations) -> Floats:
     noised = (observed.means[..., 1] >= UNKNOWN_TRACE).any()
     std = _NOISED_STD if noised else PRIOR_STD
     ridge = np.array([1.0 / (std**2 * examples.sum())])
-    biases: Floats = _with_unseen(lowest(flat, weights.reshape(1, -1), ridge), observed)[0]
-    return biases
+    return _with_unseen(lowest(flat, weights.reshape(1, -1), ridge), observed)[0]
 
 
 def _best_biases(
@@ -328,8 +326,7 @@ def _with_unseen(biases: Floats, observed: Observations) -> Floats:
     """Return biases (P, C), where a label without examples has the mean of the other labels."""
     seen = np.broadcast_to(observed.seen, biases.shape[1:])
     filled = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
-    shifted: Floats = filled - filled[:, :1]
-    return shifted
+    return filled - filled[:, :1]
 
 
 def _optimism(observed: Observations) -> Floats:
@@ -348,8 +345,7 @@ def _optimism(observed: Observations) -> Floats:
     examples = np.bincount(observed.rows, weights)
     traced = np.bincount(observed.rows, weights * (traces @ observed.class_share))
     bend = traced / (free * examples)
-    result: Floats = free * bend / (bend * examples + _DEVIATION_STD**-2) / 2.0
-    return result
+    return free * bend / (bend * examples + _DEVIATION_STD**-2) / 2.0
 
 
 def _likelihood(observed: Observations, features: Features, shared: Floats | None) -> Likelihood:

@@ -52,8 +52,7 @@ class MiniBatches:
         sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
         means = padded.sum(axis=1, keepdims=True) / sizes
         present = self.present.reshape(*self.present.shape, *[1] * (padded.ndim - 2))
-        result: Floats = np.where(present, padded - means, 0.0)
-        return result
+        return np.where(present, padded - means, 0.0)
 
     def totals(self, values: Floats) -> Floats:
         """Return the sum of each prompt's values: (J, I, ...) becomes (P, ...)."""
@@ -404,8 +403,7 @@ class Likelihood:
 
 def unit_covariance(covariance: Floats) -> Floats:
     """Return a covariance divided by its mean variance."""
-    result: Floats = covariance / np.diagonal(covariance).mean()
-    return result
+    return covariance / np.diagonal(covariance).mean()
 
 
 def _prior_deviance(values: Hyperparameters) -> float:

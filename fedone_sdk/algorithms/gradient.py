@@ -242,8 +242,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
         return softmax((logs + rng.gumbel(size=self.shape)) / self.tau)
 
     def _gradient(self, advantage: Floats, alpha: Floats, candidates: Candidates) -> Floats:
-        gradient: Floats = advantage / np.where(self.space.mask, self.tau * alpha, 1.0)
-        return gradient
+        return advantage / np.where(self.space.mask, self.tau * alpha, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +259,7 @@ class BDPL(PolicyGradient):
         return nearest_probabilities(checked, floor=self.alpha_min, mask=self.space.mask)
 
     def _probabilities(self, alpha: Floats, rng: np.random.Generator) -> Floats:
-        shares: Floats = alpha / alpha.sum(axis=1, keepdims=True)
-        return shares
+        return alpha / alpha.sum(axis=1, keepdims=True)
 
     def _gradient(self, advantage: Floats, alpha: Floats, candidates: Candidates) -> Floats:
         p = _checks.positive_alpha(candidates.probabilities, mask=self.space.mask)
@@ -320,5 +318,4 @@ def aggregate(
     total = np.zeros(stacked[0].shape)
     for alpha, share in zip(stacked, shares, strict=True):
         total += share * alpha.astype(np.float64)
-    mean: NDArray[np.float32] = (total / shares.sum()).astype(np.float32)
-    return mean
+    return (total / shares.sum()).astype(np.float32)

@@ -91,15 +91,13 @@ class Expansions(NamedTuple):
     @property
     def traces(self) -> Floats:
         """The traces h, shape (...)."""
-        traces: Floats = _impurity(self.probabilities) / self.spreads
-        return traces
+        return _impurity(self.probabilities) / self.spreads
 
 
 def on_simplex(values: Floats) -> Floats:
     """Return numbers (..., C) as probabilities: clipped at 0 and divided by their sum."""
     positive = np.maximum(values, _LEAST)
-    probabilities: Floats = positive / positive.sum(axis=-1, keepdims=True)
-    return probabilities
+    return positive / positive.sum(axis=-1, keepdims=True)
 
 
 def expanded(gradients: Floats, targets: Floats, traces: Floats, biases: Floats) -> Expansions:
@@ -111,8 +109,7 @@ def expanded(gradients: Floats, targets: Floats, traces: Floats, biases: Floats)
 
 
 def _impurity(probabilities: Floats) -> Floats:
-    impurity: Floats = 1.0 - (probabilities**2).sum(axis=-1)
-    return impurity
+    return 1.0 - (probabilities**2).sum(axis=-1)
 
 
 def _spreads(probabilities: Floats, traces: Floats) -> Floats:
@@ -157,8 +154,7 @@ def lowest(parts: Expansions, weights: Floats, ridge: Floats) -> Floats:
         if np.abs(shift - before).max() < 1e-9:
             break
     best = parts.biases[:, 0] + shift
-    biases: Floats = np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
-    return biases
+    return np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
 
 
 def fitted_bias(log_probs: Floats, targets: Ints, weights: Floats | None = None) -> Floats:
@@ -184,5 +180,4 @@ def fitted_bias(log_probs: Floats, targets: Ints, weights: Floats | None = None)
     parts = np.ones(len(targets)) if weights is None else weights
     ridge = np.array([1.0 / (PRIOR_STD**2 * parts.sum())])
     expansions = Expansions(*(each[None] for each in rows))
-    bias: Floats = lowest(expansions, (parts / parts.sum())[None], ridge)[0]
-    return bias
+    return lowest(expansions, (parts / parts.sum())[None], ridge)[0]

@@ -241,8 +241,7 @@ class Observations:
     @property
     def seen(self) -> NDArray[np.bool_]:
         """Whether examples of each class were observed, shape (K,)."""
-        seen: NDArray[np.bool_] = self.examples.sum(axis=0) > 0
-        return seen
+        return self.examples.sum(axis=0) > 0
 
     @cached_property
     def class_share(self) -> Floats:
@@ -261,8 +260,7 @@ class Observations:
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
-        result: Floats = equal + believed * (mean - equal)
-        return result
+        return equal + believed * (mean - equal)
 
     @property
     def _samples(self) -> Ints:
@@ -280,8 +278,7 @@ class Observations:
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
         trusted = self.trust[:, None] * (self.examples > 0)
         np.maximum.at(met, (self.rows, of[self.batches]), trusted[self.batches])
-        evaluations: Floats = met.sum(axis=1)
-        return evaluations
+        return met.sum(axis=1)
 
     @cached_property
     def expansions(self) -> Expansions:

@@ -303,8 +303,7 @@ class PromptSearch(ABC):
             for group in self.space.groups():
                 if len(group) > 1 and self.space.blanks[group[0]] is not None:
                     order[:, group] = np.arange(len(group))
-        changed: NDArray[np.bool_] = order < rng.geometric(1.0 / CHANGES, size=(count, 1))
-        return changed
+        return order < rng.geometric(1.0 / CHANGES, size=(count, 1))
 
     def _revisited(self, known: Known, count: int) -> Ints:
         """Return the rows of known prompts that an ask scores again (see the class)."""
@@ -341,16 +340,14 @@ class PromptSearch(ABC):
             is_kept[reference] = True
         last = np.where(is_kept, np.iinfo(np.int64).max, known.evaluator.observed.last_batches())
         kept = np.argsort(-last, kind="stable")[:POOL_SIZE]
-        remembered: Ints = ranked[np.isin(ranked, kept)]
-        return remembered
+        return ranked[np.isin(ranked, kept)]
 
     def _alpha(self, known: Known, asks: int) -> Floats:
         """Return alpha: how often the best prompts of draws have each candidate, shape (n, N)."""
         rng = stream(stream_seed(self.seed, "alpha", asks))
         best = self._lowest(known, DRAWS, rng)
         frequency = (best[:, :, None] == np.arange(self.space.vocab_size)).sum(axis=0)
-        alpha: Floats = (frequency + self.space.uniform) / (DRAWS + 1)
-        return alpha
+        return (frequency + self.space.uniform) / (DRAWS + 1)
 
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         """Return the prompts with the lowest values in posterior draws, shape (count, n).
@@ -370,8 +367,7 @@ class PromptSearch(ABC):
             beyond = (differs & ~self._changed(count, rng)[:, None]).any(axis=2)
             values[:, len(known.prompts) :][beyond] = np.inf
         every = np.concatenate([known.prompts, new])
-        lowest: Ints = every[values.argmin(axis=1)]
-        return lowest
+        return every[values.argmin(axis=1)]
 
     def _observed(self, state: State) -> Observations:
         observed = Observations.remembered(

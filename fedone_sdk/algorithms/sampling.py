@@ -60,8 +60,7 @@ def stream(seed: int) -> np.random.Generator:
 def softmax(logits: Floats) -> Floats:
     """Return the softmax of each row, shape (n, N)."""
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    result: Floats = weights / weights.sum(axis=1, keepdims=True)
-    return result
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def draw_prompts(probabilities: Floats, num_samples: int, rng: np.random.Generator) -> Ints:
@@ -94,8 +93,7 @@ def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> Ints:
     """
     priority = stream(stream_seed(seed, "ties", 0)).random(alpha.shape)
     tied = alpha == alpha.max(axis=1, keepdims=True)
-    prompt: Ints = np.where(tied, priority, -1.0).argmax(axis=1).astype(np.int64)
-    return prompt
+    return np.where(tied, priority, -1.0).argmax(axis=1).astype(np.int64)
 
 
 def select(

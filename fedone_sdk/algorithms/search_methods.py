@@ -108,8 +108,7 @@ class TPE(PromptSearch):
         """Return the losses as means over classes, weighted by `class_share`, shape (E,)."""
         observed = known.evaluator.observed
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
-        values: Floats = (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)
-        return values
+        return (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)
 
 
 def _optuna() -> Any:

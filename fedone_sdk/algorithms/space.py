@@ -39,8 +39,7 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> Floats:
     excess = np.cumsum(descending, axis=-1) - mass
     support = np.count_nonzero(descending * np.arange(1, size + 1) > excess, axis=-1, keepdims=True)
     threshold = np.take_along_axis(excess, support - 1, axis=-1) / support
-    projected: Floats = np.maximum(values - threshold, 0.0) + floor
-    return projected
+    return np.maximum(values - threshold, 0.0) + floor
 
 
 def nearest_probabilities(
@@ -95,8 +94,7 @@ def warm_start(space: Space, start: Start | None) -> Floats:
     left = 1.0 - shares.sum(axis=1, keepdims=True)
     if left.min() < -1e-6:
         raise ValueError("start: the shares of a position must sum to at most 1")
-    probabilities: Floats = shares + np.maximum(left, 0.0) * space.uniform
-    return probabilities
+    return shares + np.maximum(left, 0.0) * space.uniform
 
 
 def is_warm_started(alpha: NDArray[np.float32]) -> bool:
