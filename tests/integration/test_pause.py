@@ -230,6 +230,25 @@ class TestWork:
             await device.update()
             assert run.state.account.spent.requests == 12
 
+    async def test_a_model_whose_bills_are_too_high_to_be_counted(self) -> None:
+        class Rising(ScriptedBackend):
+            worst = Usage(queries=1)
+
+            def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+                return self.worst
+
+        backend = Rising()
+        async with serving(backend=backend) as service:
+            run = await service.add_run(spec_of(), WORDS)
+            device = await device_of(service)
+            backend.worst = Usage(queries=1, prompt_tokens=2**53)
+            assert await device.claim() is None
+            assert run.state.paused
+            assert "the model may bill more than 2**53 tokens" in str(run.state.reason)
+            with pytest.raises(ProblemError, match="may bill more than") as refused:
+                await service.resume_run(run)
+            assert refused.value.code == "backend_blocked"
+
 
 class TestEvaluation:
     async def test_a_paused_run_is_not_measured(self) -> None:

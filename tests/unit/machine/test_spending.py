@@ -397,17 +397,31 @@ class TestEvaluation:
         assert game.state.evaluation.leased == worst
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=Usage(queries=3, requests=3))
+        used = Usage(queries=3, requests=3)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
 
+    @pytest.mark.parametrize("requests", [4, 7])
+    def test_a_bill_above_what_a_lost_replica_had_reserved_is_charged(self, requests: int) -> None:
+        game, worst = Game(spec_of(), gateway=True), Usage(queries=3, requests=5)
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
+        game.apply(charge_lost_replicas, **ALL_GONE)
+        used = Usage(queries=3, requests=requests)
+        game.apply(
+            settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst, role="judge"
+        )
+        assert game.state.evaluation.spent == used.at_least(worst)
+        assert game.spent == used.at_least(worst).without_queries()
+
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
-        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=Usage(requests=4))
+        worst = Usage(requests=4)
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         assert len(game.seat()) == 1
         assert game.claim(game.state.seats[0].client) is None
         assert game.state.running
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING, reserved=worst)
         assert game.take().leased_queries == 2
 
 
