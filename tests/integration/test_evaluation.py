@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_sdk.aggregator import exported_run
+from fedone_sdk.aggregator import ServedRun, exported_run
 from fedone_sdk.aggregator.prometheus import Metrics
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendUnavailable
+from fedone_sdk.errors import BackendUnavailable, StoreUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.pages import costs_of
@@ -158,9 +159,13 @@ async def test_training_is_the_same_with_and_without() -> None:
     assert len(hashes) == 1
 
 
-async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
+@pytest.mark.parametrize("failures", [1, 1000])
+async def test_a_model_that_fails_on_it_does_not_stop_training(failures: int) -> None:
+    failed = list[Query]()
+
     def gate(query: Query) -> None:
-        if is_dev(query):
+        if is_dev(query) and len(failed) < failures:
+            failed.append(query)
             raise BackendUnavailable("overloaded")
 
     async with serving(backend=ScriptedBackend(gate=gate)) as service:
@@ -168,9 +173,35 @@ async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
         await train(service, run, TRAIN)
     result = run.result()
     assert result.status == "completed"
-    assert result.metric.after is None
-    # Failed calls have an unknown cost and are charged in full. No call starts after one.
-    assert result.evaluation == Usage(queries=13, requests=5, prompt_tokens=5 * 4)  # a token a row
+    assert (result.metric.after is None) is (result.metric.no_prompt is None) is (failures > 1)
+    if failures > 1:
+        # Failed calls have an unknown cost and are charged in full. No call starts after one.
+        # A token a row. The baselines are tried again at the end.
+        assert result.evaluation == Usage(queries=19, requests=7, prompt_tokens=7 * 4)
+
+
+@pytest.mark.parametrize(("name", "at_end"), [("commit", False), ("commit", True), ("log", True)])
+async def test_it_waits_for_a_store_that_is_away(
+    name: str, at_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+
+    async def fail_once(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise StoreUnavailable("the disk is full")
+
+    def on_change(_: ServedRun, change: Change) -> None:
+        if at_end and change.ended:
+            monkeypatch.setattr(store, name, fail_once)
+
+    async with serving(backend=ScriptedBackend(), store=store) as service:
+        service.listeners.append(on_change)
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        if not at_end:
+            monkeypatch.setattr(store, name, fail_once)
+        await train(service, run, TRAIN)
+    metric, verdict = run.state.metric, run.state.verdict
+    assert None not in (metric.no_prompt, metric.before, metric.after, verdict)
 
 
 async def test_examples_that_the_model_fails_on_are_left_out() -> None:
