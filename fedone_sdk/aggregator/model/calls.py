@@ -171,8 +171,9 @@ async def query_as_evaluation(
     finally:
         # A cancelled reservation is settled, too, because the store may have it.
         for lease_id, used in call.shares(call.spent + sent):
-            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used, role=role)
-            await persist(run, partial(settle, reserved=call.reserved(lease_id)))
+            amounts = {"used": used, "reserved": call.reserved(lease_id)}
+            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, role=role, **amounts)
+            await persist(run, settle)
 
 
 async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> None:

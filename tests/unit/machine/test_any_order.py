@@ -63,23 +63,11 @@ class AnyOrder(RuleBasedStateMachine):
         if gateway:
             caps |= {"requests": requests, "usd": usd}  # type: ignore[dict-item]
         budget = {unit: cap for unit, cap in caps.items() if cap is not None}
-        self.game = Game(
-            spec_of(
-                rounds=rounds,
-                budget=budget or None,
-                participation={
-                    "exchange": exchange,
-                    "clients_per_round": clients_per_round,
-                    "selection": selection,
-                    "own_models": "trusted" if trusted else "charged",
-                    "min_clients": 1,
-                },
-                **options,
-            ),
-            gateway=gateway,
-            MAX_LOST=max_lost,
-            MAX_RENEWALS=max_renewals,
-        )
+        part = {"exchange": exchange, "clients_per_round": clients_per_round, "min_clients": 1}
+        part |= {"selection": selection, "own_models": "trusted" if trusted else "charged"}
+        options |= {"rounds": rounds, "budget": budget or None, "participation": part}
+        limits = {"MAX_LOST": max_lost, "MAX_RENEWALS": max_renewals}
+        self.game = Game(spec_of(**options), gateway=gateway, **limits)
         self.memories: dict[int, Any] = {}
         self.known: list[Any] = []
         self.calls: list[dict[str, Any]] = []

@@ -72,13 +72,8 @@ class TestBudget:
     @both
     def test_seats_that_were_paid_for_are_aggregated(self, exchange: str) -> None:
         """Two seats and money for one: its work makes the last round."""
-        game = Game(
-            spec_of(
-                rounds=9,
-                budget={"queries": 5},
-                participation={"exchange": exchange, "clients_per_round": 2},
-            )
-        )
+        participation = {"exchange": exchange, "clients_per_round": 2}
+        game = Game(spec_of(rounds=9, budget={"queries": 5}, participation=participation))
         before = game.state.method.alpha
         first, second = game.seat()
         work = game.claim(first)
@@ -93,15 +88,9 @@ class TestBudget:
 
     def test_local_steps_that_were_paid_for_are_aggregated(self) -> None:
         """The money ends between two local steps of the losses exchange."""
-        game = Game(
-            spec_of(
-                rounds=9,
-                local_steps=2,
-                budget={"queries": 5},
-                optimizer="adamw",
-                participation=LOSSES,
-            )
-        )
+        budget = {"queries": 5}
+        run = {"rounds": 9, "local_steps": 2, "budget": budget, "participation": LOSSES}
+        game = Game(spec_of(optimizer="adamw", **run))
         before = game.state.method.alpha
         game.send(game.take())
         assert game.machine.needs_seating(game.state)
@@ -112,12 +101,8 @@ class TestBudget:
         assert game.memories[-1][0] == game.rounds[-1].clients[0]
 
     def test_a_seat_waits_for_the_amount_that_another_returns(self) -> None:
-        game = Game(
-            spec_of(
-                budget={"queries": 5},
-                participation={"clients_per_round": 2, "own_models": "trusted"},
-            )
-        )
+        participation = {"clients_per_round": 2, "own_models": "trusted"}
+        game = Game(spec_of(budget={"queries": 5}, participation=participation))
         first, second = game.seat()
         work = game.claim(first)
         assert work is not None
@@ -210,9 +195,8 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
 
     def test_no_report_passes_its_lease(self) -> None:
         """Caps are on what the server's model costs."""
-        game = Game(
-            spec_of(budget={"requests": 10}, participation={"own_models": "trusted"}), gateway=True
-        )
+        trusted = {"own_models": "trusted"}
+        game = Game(spec_of(budget={"requests": 10}, participation=trusted), gateway=True)
         work = self.claimed(game, own_model=True)
         self.end(game, work, "declined", Usage(queries=1, requests=500))
         assert game.spent == Usage(queries=1, requests=2 * SAMPLES)
