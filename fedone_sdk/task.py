@@ -479,6 +479,8 @@ def answer_word(word: str, before: str) -> str:
 
 
 def _field(example: Example, name: str) -> str:
+    if not hasattr(example, "get"):  # A row of pandas has this method, too.
+        raise DataError(f"an example is {type(example).__name__}; it must map fields to values")
     value = example.get(name)
     if not isinstance(value, str):
         problem = "is missing" if name not in example else f"is {type(value).__name__}"

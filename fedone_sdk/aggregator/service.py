@@ -25,6 +25,7 @@ from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
+from fedone_sdk.backends.judge import MAX_TOKENS, Judge
 from fedone_sdk.budget import Budget
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.data import check_examples
@@ -269,7 +270,6 @@ class Service:
             access=self.access,
             listener=self._on_change,
             observe_commit=self._observe_commit,
-            priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
     async def wait(self, run: ServedRun) -> None:
@@ -290,6 +290,9 @@ class Service:
 
     def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
         """Return `score`; if it is a judge (a model), its calls are charged to the run."""
+        if isinstance(score, Judge):
+            worst = score.backend.worst_case(1, MAX_TOKENS) * run.spec.method.batch_size
+            run.use_machine(run.base.with_grades(worst.without_queries()))
         return calls.charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:

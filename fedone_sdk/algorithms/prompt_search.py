@@ -219,6 +219,8 @@ class PromptSearch(ABC):
         contains 0. "No prompt" is returned only if it is the incumbent.
         """
         observed = self._observed(state)
+        if not len(observed.prompts):
+            return self.prompt(state), None
         known = self._known(state)
         estimates, lengths = known.evaluator.estimates(0), np.array([*map(length, known.prompts)])
         value = estimates.value

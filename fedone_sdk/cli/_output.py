@@ -99,7 +99,7 @@ class Output:
 
 
 def check_target(option: str, target: Path) -> None:
-    """Check that a file can be written, before the command does its work."""
+    """Check that a file can be written and is no input, before the command does its work."""
     path = _resolved(target)
     # Pipes and devices need no write access to their folder.
     needed = path if _is_special(path) else path.parent
@@ -109,6 +109,9 @@ def check_target(option: str, target: Path) -> None:
         raise ArgumentError(f"{option}: {target} is a folder")
     if not os.access(needed, os.W_OK):
         raise ArgumentError(f"{option}: {needed} cannot be written to")
+    words = [word.partition("=")[2] if word.startswith("--") else word for word in sys.argv[1:]]
+    if path.is_file() and [os.path.realpath(word) for word in words].count(str(path.resolve())) > 1:
+        raise ArgumentError(f"{option}: {target} is also another argument's file")
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:

@@ -68,6 +68,17 @@ def interruptible(message: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
+class _Printer(structlog.PrintLogger):
+    """Drops a line that cannot be written, so that a full disk fails no request."""
+
+    def msg(self, message: str) -> None:
+        """Print a line."""
+        with suppress(OSError):
+            super().msg(message)
+
+    debug = info = warning = error = critical = msg
+
+
 def quiet_logs() -> None:
     """Log warnings and errors to stderr, in human-readable form."""
     structlog.configure(
@@ -81,7 +92,7 @@ def quiet_logs() -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         # stderr is looked up for each line, because a progress display replaces it.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: _Printer(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
@@ -104,7 +115,7 @@ def json_logs(level: str = "info", **fields: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+        logger_factory=lambda *_: _Printer(sys.stdout),
     )
 
 

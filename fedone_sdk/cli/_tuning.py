@@ -24,7 +24,11 @@ from fedone_sdk.trackers import Tracking
 
 
 async def run_here(
-    federation: local.Federation, *, source: Path, tracking: Tracking | None = None, **options: Any
+    federation: local.Federation,
+    *,
+    source: str | Path,
+    tracking: Tracking | None = None,
+    **options: Any,
 ) -> RunResult:
     """Run a federation to its end, or to the first Ctrl-C.
 

@@ -283,6 +283,8 @@ def _write(target: Path, files: Mapping[str, str], *, fresh: bool) -> None:
             asyncio.run(_check(Path(draft) / target.name))
             for file in files:
                 os.replace(Path(draft) / file, folder / file)
+    except SpecError as exc:
+        raise SpecError(exc.problems, source=str(target)) from exc
     except OSError as exc:
         raise ArgumentError(f"--output: {exc.filename or folder}: {exc.strerror or exc}") from exc
 

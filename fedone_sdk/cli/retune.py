@@ -73,14 +73,15 @@ def retune(
     federation = RunFile(path=run_path, spec=spec).federation()
     retuning = Retuning(artefact=artefact, federation=federation)
     model = RunFile(path=backend_path, spec=spec)
-    plan = asyncio.run(_plan(model, retuning))
+    both = f"{run_path} with {backend_path}"
+    plan = asyncio.run(_plan(model, retuning, both))
     if only_plan:
         output.write_json(plan)
         print_plan(output, plan)
         return
     state = RunState.of(path, name)
     with _tuning.abortable(state):
-        known, result = asyncio.run(_retune(model, retuning, plan, state, fresh))
+        known, result = asyncio.run(_retune(model, retuning, plan, state, fresh, both))
     finished = _output.exit_code(result) == 0
     run = stored_run(name, store=str(state.store))
     report = retune_report(
@@ -118,17 +119,22 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
         output.console.print(sentence)
 
 
-async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
+async def _plan(model: RunFile, retuning: Retuning, source: str) -> local.RunPlan:
     """Return the plan of the whole run; queries with answers in the cache are counted, too."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
-        with errors_in(str(model.path)):
+        with errors_in(source):
             return await retuning.plan(opened)
 
 
 async def _retune(
-    model: RunFile, retuning: Retuning, plan: local.RunPlan, state: RunState, fresh: bool
+    model: RunFile,
+    retuning: Retuning,
+    plan: local.RunPlan,
+    state: RunState,
+    fresh: bool,
+    source: str,
 ) -> tuple[KnownRun | None, RunResult]:
     federation = retuning.federation
     state.make()
@@ -148,7 +154,7 @@ async def _retune(
         )
         result = await _tuning.run_here(
             federation,
-            source=model.path,
+            source=source,
             backend=backend,
             store=stores.SqlStore.sqlite(state.store),
             state_dir=state.clients,

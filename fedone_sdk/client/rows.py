@@ -191,7 +191,7 @@ class Consent:
         if task.loss != "score" and task.label_field != self.label:
             return (
                 f"the run's label column is {task.label_field!r}, and the device has another one: "
-                "set label (fedone client --label)"
+                "set label (fedone client --label), or rename the column in the data"
             )
         for name in task.fields:
             if name == self.label or (self.fields is not None and name not in self.fields):

@@ -163,7 +163,10 @@ class Session:
         if not self.credential:
             token = self._token
             if token is None:
-                raise ArgumentError("token: is required until the device has enrolled")
+                raise ArgumentError(
+                    "token: is required until the device has enrolled "
+                    "(`fedone client` reads it from FEDONE_TOKEN)"
+                )
             nonce = self._state.identity.nonce or secrets.token_urlsafe(32)
             self._state.identity = Identity(nonce=nonce)
             message = Enrol(name=self._name, nonce=nonce)

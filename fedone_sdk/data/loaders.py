@@ -111,7 +111,9 @@ def _parse_json(text: str, path: Path, first_line: int) -> Any:
     except json.JSONDecodeError as exc:
         hint = " (one object per line? name it .jsonl)" if path.suffix.lower() == ".json" else ""
         where = f"{path}:{first_line + exc.lineno - 1}"
-        raise DataError(f"{where}: bad JSON: {exc.msg} at column {exc.colno}{hint}") from exc
+        raise DataError(
+            f"{where}: bad JSON: {exc.msg.removesuffix(' at')} at column {exc.colno}{hint}"
+        ) from exc
     except (ValueError, RecursionError) as exc:  # a number or nesting beyond Python's limits
         raise DataError(f"{path}:{first_line}: bad JSON: {exc}") from exc
 

@@ -265,10 +265,10 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
 def _gained(metric: str, gain: Spread, over: str) -> str:
     likely = f"{_percent(gain.probability)} likely to help"
     if metric == "loss":
-        ends = f"95 % {-gain.high:+.3f} to {-gain.low:+.3f}"
-        return f"loss {-gain.value:+.3f} against {over} ({ends}, {likely})"
+        ends = f"95 % {-gain.high:+z.3f} to {-gain.low:+z.3f}"
+        return f"loss {-gain.value:+z.3f} against {over} ({ends}, {likely})"
     value, low, high = (100 * one for one in (gain.value, gain.low, gain.high))
-    return f"{value:+.1f} points over {over} (95 % {low:+.1f} to {high:+.1f}, {likely})"
+    return f"{value:+z.1f} points over {over} (95 % {low:+z.1f} to {high:+z.1f}, {likely})"
 
 
 def _percent(probability: float) -> str:

@@ -248,7 +248,8 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
         else:
             measured = math.ceil(len(federation.dev) / federation.spec.method.batch_size)
             queries = (first.training_queries + measured) * count
-            worst = backend.worst_case(federation.spec.method.batch_size)
+            task = federation.spec.task
+            worst = backend.worst_case(federation.spec.method.batch_size, task.max_written)
             expected += (plan.per_query * queries).without_queries()
             most += (worst * queries).without_queries()
         evaluation += measured * count

@@ -28,12 +28,16 @@ from fedone_sdk.backends.label_words import spellings_of, valid_words
 from fedone_sdk.candidates import instructions, label_sets
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
+from fedone_sdk.vocabulary import special_token
 
 _SCREEN_CHARS = 300
 """Maximum number of characters of a row's text that the model reads."""
 
 FRAME_CHARS = 100
 """Assumed number of characters around a row's text in the model's input."""
+
+_SHORTEST_CUT = 200
+"""Smallest length to which a run cuts its texts, characters."""
 
 _WORDS_PER_LABEL = 24
 _MAX_SETS = 4
@@ -376,7 +380,10 @@ def _frequent(reader: _Reader) -> list[str]:
 
 def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:
     """Return numbers of examples per block: 0, and one or two per label if the block has room."""
-    labels = Counter(row["label"] for row in rows)
+    labels = dict.fromkeys((row["label"] for row in rows), 0)
+    # Blocks contain different texts, and none with a special token. Texts may be cut.
+    for label, text in {(row["label"], row["text"][:_SHORTEST_CUT]) for row in rows}:
+        labels[label] += special_token(text) is None
     chars = min(median_high(len(row["text"]) for row in rows), _SCREEN_CHARS) + 20
     limit = min(_DEMONSTRATION_CHARS // chars, len(labels) * min(labels.values()))
     once = max(2, min(len(labels), 8))

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -22,6 +23,8 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Description
 from tests.console import Fedone
 from tests.fake_openai.server import FakeOpenAI
+
+COLUMNS: dict[str, Any] = {"columns": ("message", "label"), "public": "public.jsonl"}
 
 
 @pytest.fixture
@@ -140,18 +143,18 @@ def test_a_hosted_model_is_that_of_the_service(
 
 
 async def test_a_hosted_model_is_asked_only_what_is_free() -> None:
-    rows = [{"text": f"text {at}", "label": ("spam", "ham")[at % 2]} for at in range(8)]
+    # All rows of spam have the same text, so a block of examples has one of them.
+    rows = [{"text": f"text {at % 2 * at}", "label": ("spam", "ham")[at % 2]} for at in range(8)]
     async with FakeOpenAI() as server:
         backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
         backend |= {"api_key_env": None}
         parts = Splits(rows, rows, rows)
-        drafted, cut = await init._drafted(
-            backend, parts, 300, columns=("message", "label"), public="public.jsonl"
-        )
+        drafted, cut = await init._drafted(backend, parts, 300, **COLUMNS)
     assert (server.received, len(server.asked) < 8, cut) == ([], True, 2000)
     assert drafted.task["chat"] == {"user": "{instruction}{demonstrations}{text}\n{opening}"}
     assert drafted.task["labels"] == {"ham": " ham", "spam": " spam"}
     assert drafted.task["description"] == {"text": "message", "aspect": "category"}
+    assert drafted.slots["demonstrations"]["shots"] == [0, 2]
 
 
 async def test_a_hosted_model_gets_codes_for_labels_of_several_tokens() -> None:
@@ -161,9 +164,7 @@ async def test_a_hosted_model_gets_codes_for_labels_of_several_tokens() -> None:
         backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
         backend |= {"api_key_env": None, "tokenizer": tokenizer}
         parts = Splits(rows, rows, rows)
-        drafted, _ = await init._drafted(
-            backend, parts, 300, columns=("message", "label"), public="public.jsonl"
-        )
+        drafted, _ = await init._drafted(backend, parts, 300, **COLUMNS)
     assert drafted.task["labels"] == {"qqx zzkw": " A", "xqzv": " B"}
     form = "{instruction}{demonstrations}{codes}{text}\n{opening}"
     assert drafted.task["chat"] == {"user": form}

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fedone_sdk.cli._output import check_target, write_file
+from fedone_sdk.cli._process import _Printer
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunResult
 from tests.acceptance.tiny import RUN, write_sentences
@@ -76,6 +78,10 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     assert done.returncode == code
     assert (full_line in done.stderr.splitlines()) == (where is full)
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_costs_only_log_lines() -> None:
+    _Printer(Mock(**{"write.side_effect": OSError("full")})).info("lost")
 
 
 def test_a_file_that_fails_costs_none_of_the_others(

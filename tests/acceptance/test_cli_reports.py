@@ -97,6 +97,9 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["prompt", "use", "prompt.json", "--data", "o.jsonl"], "o.jsonl: example 1 has no text"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
         (["tune", "run.yaml", "--json", "no/x.json"], "--json: there is no folder no"),
+        (["tune", "run.yaml", "--json=./run.yaml"], "--json: run.yaml is also another argument's"),
+        (["prompt", "use", "prompt.json", "--data", "o.jsonl", "-o", "o.jsonl"],
+         "--output: o.jsonl is also another argument's file"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ evaluation: {every: 0}
 """
 NEW = "kind: onnx\nmodel: models/next\n"
 DATA = ["--run", "run.yaml"]
-TOO_LOW = "new.yaml: budget: may be too low for one round and all measurements"
+TOO_LOW = "run.yaml with new.yaml: budget: may be too low for one round and all measurements"
 PATIENCE_S = 60.0
 
 
@@ -162,10 +162,7 @@ def test_a_plan_sends_and_writes_nothing(retune: Fedone, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [
-        (["--run", "no.yaml"], "no.yaml: cannot be read"),
-        ([*DATA, "--cap", 3], TOO_LOW),
-    ],
+    [(["--run", "no.yaml"], "no.yaml: cannot be read"), ([*DATA, "--cap", 3], TOO_LOW)],
 )
 def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], line: str) -> None:
     assert the_line(retune(*arguments)).startswith(line)
@@ -237,8 +234,7 @@ def test_a_masked_models_prompt_on_a_causal_one(
     backend = f"kind: llama_cpp\nmodel: {smollm2}\nmax_input_tokens: 512\nthreads: 1\n"
     Path("new.yaml").write_text(backend)
     line = the_line(retune("--run", "run.yaml"))  # It has no masks to fill.
-    assert line.startswith("new.yaml: ")
-    assert "{mask}" in line
+    assert line.startswith("run.yaml with new.yaml: the template has {mask}")
     chat = 'chat: {user: "{text}", assistant: "{prompt} It was"}'
     Path("run.yaml").write_text(
         RUN.replace('template: "{prompt} {text} It was {mask}."', chat)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedone_sdk
-from fedone_sdk.errors import ResultError, SpecError
+from fedone_sdk.errors import DataError, ResultError, SpecError
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import (
     PromptArtefact,
@@ -69,6 +69,8 @@ async def test_a_prompt_is_used_on_a_row(tmp_path: Path) -> None:
     assert found.text is None
     with pytest.raises(SpecError, match="the prompt was tuned for"):
         await prompt.predict(row, ScriptedBackend(fingerprint="another"))
+    with pytest.raises(DataError, match="an example is str; it must map fields to values"):
+        await label_examples(backend, prompt, "a text")  # type: ignore[arg-type]
 
 
 async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -14,7 +15,7 @@ from fedone_sdk.aggregator import exported_run
 from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendUnavailable
+from fedone_sdk.errors import BackendBlocked, BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.pages import costs_of
@@ -72,8 +73,7 @@ async def test_the_result_has_a_verdict() -> None:
     gain = verdict.standing(verdict.against).gain  # type: ignore[union-attr]
     assert gain is not None
     for bound in ("value", "low", "high"):
-        number = getattr(gain, bound)
-        assert f'fedone_run_gain{{bound="{bound}",run="run"}} {number}' in figures
+        assert f'fedone_run_gain{{bound="{bound}",run="run"}} {getattr(gain, bound)}' in figures
     assert f'fedone_run_metric{{run="run",which="tuned"}} {values["tuned"]}' in figures
     assert 'fedone_run_spent_usd{run="run"} 0.0' in figures
     assert list(values) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
@@ -97,14 +97,15 @@ async def test_a_run_without_dev_rows_reports_it() -> None:
         await train(service, run, TRAIN)
     verdict = run.result().verdict
     assert verdict is not None
-    assert (verdict.conclusion, verdict.source) == ("not_measured", None)
-    assert verdict.text == "not measured: the server has no dev rows of this run (data.dev)"
+    text = "not measured: the server has no dev rows of this run (data.dev)"
+    assert (verdict.conclusion, verdict.source, verdict.text) == ("not_measured", None, text)
+
+
+class Unpriced(ScriptedBackend):
+    bounds = ScriptedBackend.bounds - {"usd"}
 
 
 async def test_a_price_that_is_not_known_is_null() -> None:
-    class Unpriced(ScriptedBackend):
-        bounds = ScriptedBackend.bounds - {"usd"}
-
     for backend, usd in (ScriptedBackend(), 0.0), (Unpriced(), None):
         store = MemoryStore()
         async with serving(backend=backend, store=store) as service:
@@ -124,6 +125,12 @@ async def test_a_price_that_is_not_known_is_null() -> None:
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
         costs = {name: spent for name, spent, _ in costs_of(reported)}
         assert costs["US dollars"] == ("unknown" if usd is None else "0.0000")
+
+    refuse = Mock(side_effect=BackendBlocked("a wrong key", usage=Usage(requests=1)))
+    async with serving(backend=Unpriced(gate=refuse)) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await until(lambda: run.state.paused and run.state.account.spent.requests > 0)
+        assert json.loads(run.result().model_dump_json())["spent"]["usd"] is None
 
 
 async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +174,7 @@ async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run, TRAIN)
     result = run.result()
-    assert result.status == "completed"
-    assert result.metric.after is None
+    assert (result.status, result.metric.after) == ("completed", None)
     # Failed calls have an unknown cost and are charged in full. No call starts after one.
     assert result.evaluation == Usage(queries=13, requests=5, prompt_tokens=5 * 4)  # a token a row
 
@@ -228,18 +234,15 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
 
     backend = ScriptedBackend(gate=gate)
     async with serving(backend=backend) as service:
-        spec = spec_of(rounds=20, evaluation={"every": 1})
-        run = await service.add_run(spec, WORDS, dev=DEV)
+        run = await service.add_run(spec_of(rounds=20, evaluation={"every": 1}), WORDS, dev=DEV)
         client = memory_client(service, data=TRAIN, wait_s=0.0)
         async with asyncio.timeout(10), client:
             while not run.state.paused:
                 await client.run_once()
                 await asyncio.sleep(0)
             asked = sum(map(is_dev, backend.asked))
-            assert run.state.reason == (
-                "paused: the evaluation failed 3 times in a row with ZeroDivisionError: see the "
-                "server's log"
-            )
+            failed = "the evaluation failed 3 times in a row with ZeroDivisionError"
+            assert run.state.reason == f"paused: {failed}: see the server's log"
             assert run.state.evaluation.leases == {}
             assert run.state.round < 20
             for _ in range(20):
@@ -271,8 +274,7 @@ async def test_a_traceback_in_the_log_has_no_private_text(
     async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
         await train(service, run, TRAIN)
-        assert run.result().status == "completed"
-        assert run.result().metric.after is None
+        assert (run.result().status, run.result().metric.after) == ("completed", None)
         assert run.state.account.leases == run.state.evaluation.leases == {}
     printed = capsys.readouterr().out
     assert "RuntimeError: " in printed

@@ -113,13 +113,16 @@ async def test_a_plan_with_a_judge_needs_no_expected_text() -> None:
     assert plan.judge.requests > 0
 
 
-async def test_a_cap_stops_the_judge() -> None:
+@pytest.mark.parametrize(("cap", "queries"), [(7, 0), (12, 2)])
+async def test_a_cap_stops_the_judge(cap: int, queries: int) -> None:
+    """No work is assigned if the caps do not cover its grades."""
     ASKED.clear()
-    spec = spec_of(budget={"requests": 12})
+    spec = spec_of(budget={"requests": cap})
     async with asyncio.timeout(30):
         result = await simulate(federation_of(spec), backend=ScriptedBackend(write=echo))
-    assert result.spent.requests <= 12
-    assert len(ASKED) < 12
+    assert result.spent.requests <= cap
+    assert len(ASKED) < cap
+    assert (result.status, result.spent.queries) == ("budget_exhausted", queries)
 
 
 async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:

@@ -15,11 +15,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.backends import Query, Want
+from fedone_sdk.backends import Want
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError, FedOneError, SpecError
+from fedone_sdk.evaluation.results import Entrant
 from fedone_sdk.local import Federation, load_score, plan_run, simulate
+from fedone_sdk.local.comparison import Contest, costs_of
 from fedone_sdk.messages import MAX_WRITTEN_CHARS, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, Rendered, TaskSpec, render
@@ -226,6 +228,17 @@ class TestRuns:
             else:
                 assert short is None
 
+    async def test_the_planned_cost_of_a_baseline_covers_its_texts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worst = lambda _, size, most=0: Usage(queries=1, completion_tokens=size * most)  # noqa: E731
+        monkeypatch.setattr(ScriptedBackend, "worst_case", worst)
+        federation = federation_of(spec_of("score"))
+        entrant = Entrant(name="no-prompt", kind="baseline", spec=federation.spec)
+        contest = Contest(entrant=entrant, federation=federation, folder=Path(), cache=Path())
+        costs = await costs_of([contest], ScriptedBackend())
+        assert costs.most.completion_tokens == 2 * 4 * 3  # 2 queries of 4 texts of 3 tokens.
+
     async def test_a_model_without_log_probs_is_tuned_by_what_it_chooses(self) -> None:
         wants = []
         shown: tuple[list[Want], ...] = (["labels", "choice"], ["choice", "text"])
@@ -239,14 +252,11 @@ class TestRuns:
         assert sha256 == same
 
     async def test_the_queries_of_the_model(self) -> None:
-        asked: dict[str, list[Query]] = {}
         for loss in TASKS:
             model = ScriptedBackend()
             async with asyncio.timeout(20):
                 await simulate(federation_of(spec_of(loss)), backend=model)
-            asked[loss] = model.asked
-        for loss, queries in asked.items():
-            for query in queries:
+            for query in model.asked:
                 assert query.label_words == (() if loss in ("nll", "score") else (" no", " yes"))
                 assert query.max_tokens == (3 if loss == "score" else 0)
                 expected = [f" ANSWER {text_of(inputs).split()[-1]}" for inputs in query.inputs]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedone_sdk.budget import SqliteLedger
 from tests.processes import free_port, until
-from tests.tutorials.tutorial import Running, Tutorial
+from tests.tutorials.tutorial import Tutorial
 
 
 def test_companion_app(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_companion_app(tmp_path: Path) -> None:
         assert server.ctrl_c() == 0
     assert page.rest == []
     secrets = (page.folder / "tokens.env").read_text().split("=")[1:]
-    written = logs(server, app) + output
+    written = server.log + app.log + output
     assert not [secret for secret in secrets if secret.split("\n")[0] in written]
 
 
@@ -52,7 +52,3 @@ def budget(page: Tutorial) -> float:
     """What the device has counted on its disk."""
     ledger = SqliteLedger(page.folder / "app-state" / "budget.sqlite3")
     return ledger.account(None).spent.queries
-
-
-def logs(*running: Running) -> str:
-    return "".join(one.log for one in running)

@@ -26,7 +26,7 @@ def usd(rows: list[Received]) -> Decimal:
 
 def test_paid_api(tmp_path: Path) -> None:
     port = free_port()
-    page = Tutorial("paid-api", tmp_path, changes={"8124": str(port)})
+    page = Tutorial("paid-api", tmp_path, changes={"8124": str(port), "s 0.5": "s 0.05"})
     log = page.root / "provider.jsonl"
     page.skip("python3 -m venv")
     (page.root / "paid").mkdir()

@@ -49,16 +49,7 @@ def test_metro_bundles_the_tarball(models: Path, package: Path, tmp_path: Path) 
     (tmp_path / "index.js").write_text(BUNDLED)
     metro = models / "node_modules" / ".bin" / "metro"
     options = ("--config", models / "metro.config.cjs", "--max-workers", "1", "--reset-cache")
-    run(
-        metro,
-        "build",
-        "index.js",
-        "--out",
-        "bundle.js",
-        *options,
-        cwd=tmp_path,
-        APP=str(tmp_path),
-    )
+    run(metro, "build", "index.js", "--out", "bundle.js", *options, cwd=tmp_path, APP=str(tmp_path))
     assert run("node", "bundle.js", cwd=tmp_path) == "offline\n"
 
 

@@ -34,8 +34,7 @@ def test_the_value_is_the_metric(metric: str, seed: int) -> None:
 
 
 def test_matthews_without_variety_is_zero() -> None:
-    found = interval("matthews", outcomes([1] * 8, [0, 1] * 4), 2)
-    assert found == (0.0, 0.0, 0.0, 1, 0.0, 0.5)
+    assert interval("matthews", outcomes([1] * 8, [0, 1] * 4), 2) == (0.0, 0.0, 0.0, 1, 0.0, 0.5)
 
 
 def test_the_ends_are_those_of_the_binomial() -> None:

@@ -241,11 +241,9 @@ def test_a_wrong_option_is_told_before_any_query(score: object, message: str) ->
 def test_a_run_names_a_ready_score_and_its_column() -> None:
     for name in SCORES:
         options = {"pattern": "7"} if name == "regex" else {}
-        found = load_score(task_of({name: options}))
-        assert found is not None
+        assert load_score(task_of({name: options})) is not None
         answer = '{"a": 7}' if name == "json_fields" else "7"
-        value = found(answer, {"answer": answer})
-        assert (value.value if isinstance(value, Score) else value) == 1.0
+        assert value_of(name, answer, answer, **options).value == 1.0
     assert load_score(task_of("exact_match")) is not None
 
 

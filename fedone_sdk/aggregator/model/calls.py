@@ -65,6 +65,7 @@ class CallBudget:
         self.refusal: errors.ProblemError | None = None
         self._run = run
         self._reserve = reserve
+        self._priced = True
         # Id -> reserved amount; None while it is unknown whether the store has the reservation.
         self._reservations: dict[str, Usage | None] = {}
 
@@ -82,6 +83,7 @@ class CallBudget:
         """
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+        self._priced = "usd" in backend.bounds
         await self.grant(worst + query_count)
         return [replace(query, payer=self) for query in queries]
 
@@ -136,6 +138,8 @@ class CallBudget:
             yield lease
         finally:
             self.spent = self.spent - worst + lease.charge
+            if not self._priced:
+                self._run.count_unpriced(lease.charge.requests)
 
 
 async def query_as_evaluation(

@@ -21,7 +21,7 @@ from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import Holder, clip_losses
 from fedone_sdk.algorithms.space import Space, Start
-from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.budget import NOTHING, Account, Budget, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.losses import num_groups, probability_noise
 from fedone_sdk.messages import MAX_ELEMENTS, MetricReport
@@ -69,6 +69,8 @@ class RoundMachine:
         start: The known prompt to start from, as indices of candidates (`PromptSpec.warm_start`).
         planned: Number of queries over which the method spreads its search; by default from `spec`.
         worst_query: Upper bound on the cost of one query.
+        worst_grades: Upper bound on the cost of a judge's grades of the texts of one query. An
+            assignment does not reserve this cost, but the caps must cover it.
         gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
             clients query their own models.
 
@@ -105,6 +107,7 @@ class RoundMachine:
     vocabulary: Vocabulary | None = None
     planned: int | None = None
     worst_query: Usage = ONE_QUERY
+    worst_grades: Usage = NOTHING
     gateway_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -210,6 +213,13 @@ class RoundMachine:
         """Return the machine of the same run with the gateway's current model and its costs."""
         machine = copy(self)
         machine.gateway_model, machine.worst_query = fingerprint, worst_query
+        machine._base, machine._variants = machine, {}
+        return machine
+
+    def with_grades(self, worst_grades: Usage) -> Self:
+        """Return the machine of the same run with a judge's costs."""
+        machine = copy(self)
+        machine.worst_grades = worst_grades
         machine._base, machine._variants = machine, {}
         return machine
 
@@ -348,8 +358,9 @@ class RoundMachine:
         most = self.spec.method.num_samples
         if self.losses_exchange:
             most = min(most, max(self.method.wanted(local or state.method), MIN_SAMPLES))
+        worst = self.worst_query + self.worst_grades
         for count in range(steps, 0, -1):
-            samples = state.account.affordable(self.worst_query * count, most)
+            samples = state.account.affordable(worst * count, most)
             if samples >= MIN_SAMPLES:
                 return samples, count
         return None

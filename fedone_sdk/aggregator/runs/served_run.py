@@ -74,7 +74,6 @@ class ServedRun(RunView):
         access: Access,
         listener: Callable[[ServedRun, Change], None],
         observe_commit: ObserveCommit,
-        priced: Callable[[], bool],
     ) -> None:
         super().__init__(machine, vocabulary, clock)
         self.ended = asyncio.Event()
@@ -87,7 +86,6 @@ class ServedRun(RunView):
         self._access = access
         self._listener = listener
         self._observe_commit = observe_commit
-        self._priced = priced
         self._lock = asyncio.Lock()
         self._arrays = run_state.arrays_of(self.state)
         self._known_version = 0
@@ -452,13 +450,16 @@ class ServedRun(RunView):
             counters.cache_hits += answer.cached
             counters.values += sum(len(row) for row in answer.log_probs if row is not None)
             counters.censored += answer.censored
-            counters.unpriced += 0 if self._priced() else answer.usage.requests
             if answer.model is not None:
                 models[answer.model] = None
         for model in models:
             if model not in self.state.models:
                 _log.info("the provider reports the model's name", run_id=self.run_id, model=model)
                 await self.apply(lifecycle.record_model, model=model)
+
+    def count_unpriced(self, requests: int) -> None:
+        """Add requests without a known price, so that the run's cost counts as unknown."""
+        self._new_counters.unpriced += requests
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
         """Add the sizes of a request and a response body to the run's traffic."""

@@ -283,6 +283,7 @@ def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
     state = method.init()
     assert (state.alpha[~SLOTS.mask] == 0).all()
     assert state.alpha[1, :4] == pytest.approx(0.25)
+    assert method.cheapest(state, len)[0].tolist() == method.prompt(state).tolist()
     for step in range(8):
         candidates = method.ask(state, stream(step), method.wanted(state))
         assert SLOTS.holds(candidates.prompts)

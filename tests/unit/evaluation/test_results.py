@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.evaluation.intervals import difference
-from fedone_sdk.evaluation.results import (
-    Entrant,
-    Results,
-    TrialRecord,
-    results_of,
-)
+from fedone_sdk.evaluation.results import Entrant, Results, TrialRecord, results_of
 from fedone_sdk.local.comparison import entrants_of
 from fedone_sdk.metrics import evaluate
 from fedone_sdk.reports.pages import comparison_html, comparison_svg
