@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from .method import Candidates
+    from .method_state import Floats
 
 
 def integer(name: str, value: object, *, minimum: int = 0) -> int:
@@ -49,7 +50,7 @@ def count(num_samples: int | None, *, default: int) -> int:
     return default if num_samples is None else integer("num_samples", num_samples, minimum=1)
 
 
-def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np.float64]:
+def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> Floats:
     """Return `value` as a finite float64 matrix of the given shape."""
     try:
         result = np.array(value, dtype=np.float64)
@@ -62,7 +63,7 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
     return result
 
 
-def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> Floats:
     """Return `alpha` in float64; raise unless it is positive where `mask` is True, 0 elsewhere."""
     alpha = matrix("alpha", value, shape=mask.shape)
     if alpha[mask].min() <= 0.0:
@@ -72,9 +73,7 @@ def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> NDArray[np.f
     return alpha
 
 
-def losses(
-    value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]
-) -> NDArray[np.float64]:
+def losses(value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]) -> Floats:
     """Return the losses in float64; raise if they or the candidates do not fit alpha's `shape`."""
     drawn_from = candidates.probabilities.shape
     if drawn_from != shape:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
-from .method_state import Memory
+from .method_state import Floats, Memory
 
 WINDOW = 64
 """Number of recent updates that define the typical size and agreement of an update."""
@@ -65,7 +65,7 @@ class Contribution:
     client: int
     alpha: NDArray[np.float32]
     mean_loss: float
-    advantage: NDArray[np.float64] | None = None
+    advantage: Floats | None = None
     spread: float | None = None
 
 
@@ -222,9 +222,9 @@ class _Update:
 
     client: int
     alpha: NDArray[np.float32]
-    step: NDArray[np.float64]
+    step: Floats
     norm: float
-    evidence: NDArray[np.float64]
+    evidence: Floats
     size: float | None
     agreement: float | None
     mean_loss: float
@@ -293,7 +293,7 @@ class _History:
     def entry(self, client: int) -> list[float]:
         return self.entries.get(client, [0.0] * len(_COLUMNS))
 
-    def agreement(self, evidence: NDArray[np.float64]) -> float | None:
+    def agreement(self, evidence: Floats) -> float | None:
         """Return the cosine of an update's evidence with the known effects of the same tokens."""
         if not self.votes.size:
             return None

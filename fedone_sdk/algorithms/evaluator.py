@@ -47,6 +47,7 @@ from .gaussian_process import (
     unit_covariance,
 )
 from .label_bias import PRIOR_STD, UNKNOWN_TRACE, expanded, lowest
+from .method_state import Floats, Ints
 from .observations import Observations
 
 _DEGREES_OF_FREEDOM = 4.0
@@ -94,12 +95,12 @@ class Estimates(NamedTuple):
         pessimistic: The upper confidence bound of the difference to the reference, shape (P,).
     """
 
-    value: NDArray[np.float64]
-    spread: NDArray[np.float64]
-    pessimistic: NDArray[np.float64]
+    value: Floats
+    spread: Floats
+    pessimistic: Floats
 
     @property
-    def optimistic(self) -> NDArray[np.float64]:
+    def optimistic(self) -> Floats:
         """The lower confidence bound; the search evaluates the prompts that minimise it."""
         return self.value - self.spread
 
@@ -120,7 +121,7 @@ class Evaluator:
     features: Features
     present: NDArray[np.float32]
     kernel: Kernel
-    inverse: NDArray[np.float64]
+    inverse: Floats
     batches: MiniBatches
     reml: RemlNoise
     classes: tuple[Posterior | None, ...]
@@ -171,9 +172,7 @@ class Evaluator:
         difference = value - against @ value
         return Estimates(value=value, spread=spread, pessimistic=difference + _MARGIN * spread)
 
-    def draws(
-        self, prompts: NDArray[np.int64], count: int, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def draws(self, prompts: Ints, count: int, rng: np.random.Generator) -> Floats:
         """Return joint posterior draws of values, shape (count, P + Q).
 
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
@@ -195,8 +194,7 @@ class Evaluator:
         covariance = scale * prior - gain @ explained @ gain.T
         covariance[np.diag_indices(len(prior))] += _JITTER * scale * np.diagonal(prior).mean()
         normal = rng.normal(size=(count, len(prior)))
-        drawn: NDArray[np.float64] = gain @ mean + normal @ np.linalg.cholesky(covariance).T
-        return drawn
+        return gain @ mean + normal @ np.linalg.cholesky(covariance).T
 
     @property
     def confirmed(self) -> NDArray[np.bool_]:
@@ -225,7 +223,7 @@ class _Parts(NamedTuple):
 
     present: NDArray[np.float32]
     kernel: Kernel
-    inverse: NDArray[np.float64]
+    inverse: Floats
     batches: MiniBatches
     reml: RemlNoise
 
@@ -238,9 +236,7 @@ class _Parts(NamedTuple):
         reml = RemlNoise.of(batches, unit_covariance(covariance), values.part)
         return cls(present, kernel, inverted(covariance), batches, reml)
 
-    def posteriors(
-        self, observed: Observations, losses: NDArray[np.float64]
-    ) -> tuple[Posterior | None, ...]:
+    def posteriors(self, observed: Observations, losses: Floats) -> tuple[Posterior | None, ...]:
         """Return the posterior of each class, from losses (J, I, K).
 
         The noise of a class is shrunk towards the mean noise of all classes, because one or two
@@ -286,7 +282,7 @@ def _typical_examples(observed: Observations) -> float:
     return float(observed.examples[observed.examples > 0].mean())
 
 
-def _shared_bias(observed: Observations) -> NDArray[np.float64]:
+def _shared_bias(observed: Observations) -> Floats:
     """Return the best label bias for all prompts together, shape (C,)."""
     examples = observed.trust[:, None] * observed.examples
     weights = examples[observed.batches]
@@ -298,15 +294,12 @@ def _shared_bias(observed: Observations) -> NDArray[np.float64]:
     noised = (observed.means[..., 1] >= UNKNOWN_TRACE).any()
     std = _NOISED_STD if noised else PRIOR_STD
     ridge = np.array([1.0 / (std**2 * examples.sum())])
-    biases: NDArray[np.float64] = _with_unseen(
-        lowest(flat, weights.reshape(1, -1), ridge), observed
-    )[0]
-    return biases
+    return _with_unseen(lowest(flat, weights.reshape(1, -1), ridge), observed)[0]
 
 
 def _best_biases(
-    observed: Observations, shared: NDArray[np.float64], parts: _Parts, values: Hyperparameters
-) -> NDArray[np.float64]:
+    observed: Observations, shared: Floats, parts: _Parts, values: Hyperparameters
+) -> Floats:
     """Return the best label bias of each prompt, shape (P, C)."""
     prior = parts.inverse / math.exp(values.curves)
     about = observed.expansions.at(shared)
@@ -325,19 +318,18 @@ def _best_biases(
     prompts = expanded(smooth[..., :-1], targets, smooth[..., -1], shared)
     share = np.broadcast_to(observed.class_share, smooth.shape[:2])
     examples = np.bincount(observed.rows, weights.sum(axis=1)[observed.batches])
-    ridge: NDArray[np.float64] = 1.0 / (_DEVIATION_STD**2 * np.maximum(examples, 1.0))
+    ridge: Floats = 1.0 / (_DEVIATION_STD**2 * np.maximum(examples, 1.0))
     return _with_unseen(lowest(prompts, share, ridge), observed)
 
 
-def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray[np.float64]:
+def _with_unseen(biases: Floats, observed: Observations) -> Floats:
     """Return biases (P, C), where a label without examples has the mean of the other labels."""
     seen = np.broadcast_to(observed.seen, biases.shape[1:])
     filled = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
-    shifted: NDArray[np.float64] = filled - filled[:, :1]
-    return shifted
+    return filled - filled[:, :1]
 
 
-def _optimism(observed: Observations) -> NDArray[np.float64]:
+def _optimism(observed: Observations) -> Floats:
     """Return by how much the loss at a fitted bias is too low, shape (P,).
 
     Without this correction, prompts with few examples would seem the best. A bias of C - 1 numbers
@@ -353,13 +345,10 @@ def _optimism(observed: Observations) -> NDArray[np.float64]:
     examples = np.bincount(observed.rows, weights)
     traced = np.bincount(observed.rows, weights * (traces @ observed.class_share))
     bend = traced / (free * examples)
-    result: NDArray[np.float64] = free * bend / (bend * examples + _DEVIATION_STD**-2) / 2.0
-    return result
+    return free * bend / (bend * examples + _DEVIATION_STD**-2) / 2.0
 
 
-def _likelihood(
-    observed: Observations, features: Features, shared: NDArray[np.float64] | None
-) -> Likelihood:
+def _likelihood(observed: Observations, features: Features, shared: Floats | None) -> Likelihood:
     batches = MiniBatches.of(observed.rows, observed.batches, len(observed.prompts))
     unbiased = None
     if shared is not None:
@@ -377,9 +366,9 @@ def _likelihood(
 def _trust_of(
     observed: Observations,
     parts: _Parts,
-    losses: NDArray[np.float64],
+    losses: Floats,
     processes: tuple[Posterior | None, ...],
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return the trust in each mini-batch, from its agreement with the others, shape (J,)."""
     batches, reml = parts.batches, parts.reml
     squares = np.zeros(len(observed.examples))
@@ -395,5 +384,5 @@ def _trust_of(
         fitted = np.einsum("jik,jik->j", reml.precision, batches.blocks(process.unit))
         fitted *= observed.trust * examples
         degrees += np.where(examples > 0, np.maximum(reml.degrees - fitted, 0.0), 0.0)
-    trust: NDArray[np.float64] = (_DEGREES_OF_FREEDOM + degrees) / (_DEGREES_OF_FREEDOM + squares)
+    trust: Floats = (_DEGREES_OF_FREEDOM + degrees) / (_DEGREES_OF_FREEDOM + squares)
     return np.minimum(trust, 1.0)

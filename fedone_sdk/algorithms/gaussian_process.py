@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .method_state import Floats, Ints
 from .space import Space
 
 
@@ -26,12 +27,12 @@ class MiniBatches:
         present: Whether an entry of `members` is a prompt and not padding, shape (J, I).
     """
 
-    members: NDArray[np.int64]
+    members: Ints
     present: NDArray[np.bool_]
     num_prompts: int
 
     @classmethod
-    def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
+    def of(cls, rows: Ints, batches: Ints, num_prompts: int) -> Self:
         """Return the mini-batches, given the prompt and the mini-batch of each loss, shape (E,)."""
         sizes = np.bincount(batches)
         present = np.arange(sizes.max(initial=0)) < sizes[:, None]
@@ -39,35 +40,34 @@ class MiniBatches:
         members[present] = rows
         return cls(members=members, present=present, num_prompts=num_prompts)
 
-    def padded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def padded(self, values: Floats) -> Floats:
         """Return values grouped by mini-batch: (E, ...) becomes (J, I, ...), padded by 0."""
         result = np.zeros((*self.present.shape, *values.shape[1:]))
         result[self.present] = values
         return result
 
-    def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def centred(self, values: Floats) -> Floats:
         """Return `padded` values minus the mean of their mini-batch, for numerical precision."""
         padded = self.padded(values)
         sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
         means = padded.sum(axis=1, keepdims=True) / sizes
         present = self.present.reshape(*self.present.shape, *[1] * (padded.ndim - 2))
-        result: NDArray[np.float64] = np.where(present, padded - means, 0.0)
-        return result
+        return np.where(present, padded - means, 0.0)
 
-    def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def totals(self, values: Floats) -> Floats:
         """Return the sum of each prompt's values: (J, I, ...) becomes (P, ...)."""
         result = np.zeros((self.num_prompts, *values.shape[2:]))
         np.add.at(result, self.members[self.present], values[self.present])
         return result
 
-    def matrix(self, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    def matrix(self, blocks: Floats) -> Floats:
         """Return the sum of the mini-batches' matrices: (J, I, I) becomes (P, P)."""
         size = self.num_prompts
         places = self.members[:, :, None] * size + self.members[:, None, :]
         flat = np.bincount(places.ravel(), blocks.ravel(), minlength=size * size)
         return flat.astype(np.float64, copy=False).reshape(size, size)
 
-    def blocks(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    def blocks(self, matrix: Floats) -> Floats:
         """Return, per mini-batch, the part of a (P, P) matrix for its prompts: (J, I, I)."""
         return matrix[self.members[:, :, None], self.members[:, None, :]]
 
@@ -86,15 +86,13 @@ class RemlNoise(NamedTuple):
         degrees: Number of independent differences between prompts, shape (J,).
     """
 
-    precision: NDArray[np.float64]
-    level: NDArray[np.float64]
-    log_det: NDArray[np.float64]
-    degrees: NDArray[np.float64]
+    precision: Floats
+    level: Floats
+    log_det: Floats
+    degrees: Floats
 
     @classmethod
-    def of(
-        cls, batches: MiniBatches, unit_covariance: NDArray[np.float64], shared_noise: float
-    ) -> RemlNoise:
+    def of(cls, batches: MiniBatches, unit_covariance: Floats, shared_noise: float) -> RemlNoise:
         """Return the noise of mini-batches.
 
         The effect of a prompt varies between examples, and similar prompts vary together. A part of
@@ -132,7 +130,7 @@ class Features:
     space: Space
 
     @cached_property
-    def columns(self) -> NDArray[np.int64]:
+    def columns(self) -> Ints:
         """The feature of each candidate of each position, -1 for none; shape (n, N)."""
         columns = np.full(self.space.shape, -1, dtype=np.int64)
         first = 0
@@ -150,7 +148,7 @@ class Features:
         """The number of features, F."""
         return sum(self.space.sizes[positions[0]] for positions in self.space.groups())
 
-    def present(self, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
+    def present(self, prompts: Ints) -> NDArray[np.float32]:
         """Return the features of each prompt, 0 or 1, shape (P, F)."""
         present = np.zeros((len(prompts), self.count + 1), dtype=np.float32)
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
@@ -194,7 +192,7 @@ class Kernel(NamedTuple):
         """The variance of one pair's effect."""
         return 2.0 * self.pairs / (self.length * (self.length - 1.0))
 
-    def matrix(self, present: NDArray[np.float32]) -> NDArray[np.float64]:
+    def matrix(self, present: NDArray[np.float32]) -> Floats:
         """Return the covariances (P, P) of distinct prompts from their features, 0 or 1, (P, F)."""
         both = (present @ present.T).astype(np.float64)
         counts = np.diagonal(both)
@@ -222,14 +220,14 @@ class Comparisons(NamedTuple):
 
     batches: MiniBatches
     reml: RemlNoise
-    losses: NDArray[np.float64]
-    weights: NDArray[np.float64]
+    losses: Floats
+    weights: Floats
 
-    def precision(self) -> NDArray[np.float64]:
+    def precision(self) -> Floats:
         """Return the precision of the values, (P, P), in units of one example's noise."""
         return self.batches.matrix(self.weights[:, None, None] * self.reml.precision)
 
-    def weighted(self) -> NDArray[np.float64]:
+    def weighted(self) -> Floats:
         """Return the losses times `precision`, summed per prompt, shape (P,) or (P, G)."""
         return self.batches.totals(self._weighted())
 
@@ -242,7 +240,7 @@ class Comparisons(NamedTuple):
         present = self.weights > 0.0
         return float(self.reml.degrees[present].sum())
 
-    def _weighted(self) -> NDArray[np.float64]:
+    def _weighted(self) -> Floats:
         flat = self.losses.reshape(*self.losses.shape[:2], -1)
         result = self.weights[:, None, None] * (self.reml.precision @ flat)
         return result.reshape(self.losses.shape)
@@ -258,13 +256,13 @@ class Posterior(NamedTuple):
         degrees: The number of independent differences of losses that `noise` was computed from.
     """
 
-    mean: NDArray[np.float64]
-    unit: NDArray[np.float64]
+    mean: Floats
+    unit: Floats
     noise: float
     degrees: float
 
 
-def posterior(comparisons: Comparisons, prior: NDArray[np.float64]) -> Posterior:
+def posterior(comparisons: Comparisons, prior: Floats) -> Posterior:
     """Return the posterior given losses (J, I).
 
     `prior` is the inverse of the prior covariance, in units of the noise variance, (P, P).
@@ -277,7 +275,7 @@ def posterior(comparisons: Comparisons, prior: NDArray[np.float64]) -> Posterior
     return Posterior(mean, unit, max(square / degrees, _LEAST_VARIANCE), degrees)
 
 
-def inverted(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+def inverted(matrix: Floats) -> Floats:
     """Return the inverse of a matrix."""
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
@@ -346,9 +344,9 @@ class Likelihood:
 
     batches: MiniBatches
     present: NDArray[np.float32]
-    losses: NDArray[np.float64]
-    unbiased: NDArray[np.float64] | None
-    weights: NDArray[np.float64]
+    losses: Floats
+    unbiased: Floats | None
+    weights: Floats
     examples: float
 
     def improved(
@@ -378,16 +376,14 @@ class Likelihood:
     def _loss(self, values: list[float]) -> float:
         return self.loss(Hyperparameters(*values))
 
-    def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], RemlNoise]:
+    def _of(self, values: Hyperparameters) -> tuple[Floats, RemlNoise]:
         """Return the inverse of the prior covariance, and the noise."""
         length = typical_length(self.present)
         covariance = values.kernel(self.examples, length).matrix(self.present)
         reml = RemlNoise.of(self.batches, unit_covariance(covariance), values.part)
         return inverted(covariance), reml
 
-    def _deviance(
-        self, losses: NDArray[np.float64], inverse: NDArray[np.float64], reml: RemlNoise
-    ) -> float:
+    def _deviance(self, losses: Floats, inverse: Floats, reml: RemlNoise) -> float:
         prior = -2.0 * float(np.log(np.diagonal(np.linalg.cholesky(inverse))).sum())
         total = 0.0
         for c in range(self.weights.shape[1]):
@@ -405,10 +401,9 @@ class Likelihood:
         return total
 
 
-def unit_covariance(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+def unit_covariance(covariance: Floats) -> Floats:
     """Return a covariance divided by its mean variance."""
-    result: NDArray[np.float64] = covariance / np.diagonal(covariance).mean()
-    return result
+    return covariance / np.diagonal(covariance).mean()
 
 
 def _prior_deviance(values: Hyperparameters) -> float:

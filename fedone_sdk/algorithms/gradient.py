@@ -18,17 +18,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
 from .method import Candidates, Holder, PlainAlgorithm
-from .method_state import Memory, State
+from .method_state import Floats, Ints, Memory, State
 from .sampling import argmax_prompt, draw_prompts, softmax
 from .space import Space, Start, nearest_probabilities, warm_start
-
-_Floats = NDArray[np.float64]
 
 
 class Optimizer(Protocol):
     """A rule that moves parameters against a gradient."""
 
-    def update(self, params: _Floats, gradient: _Floats, memory: Memory) -> tuple[_Floats, Memory]:
+    def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
         """Return the next parameters and memory; the initial memory is empty."""
         ...
 
@@ -43,7 +41,7 @@ class SGD:
 
     learning_rate: float
 
-    def update(self, params: _Floats, gradient: _Floats, memory: Memory) -> tuple[_Floats, Memory]:
+    def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
         """Return the next parameters; SGD has no memory."""
         if memory:
             raise ValueError("sgd has no memory")
@@ -68,7 +66,7 @@ class AdamW:
     EPS: ClassVar = 1e-8
     WEIGHT_DECAY: ClassVar = 0.01
 
-    def update(self, params: _Floats, gradient: _Floats, memory: Memory) -> tuple[_Floats, Memory]:
+    def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
         """Return the next parameters and moments."""
         beta1, beta2 = self.BETAS
         m, v, t = self._moments(memory, params.shape)
@@ -86,7 +84,7 @@ class AdamW:
         ratio = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
         return self.learning_rate * (max(ratio, 1.0) + self.WEIGHT_DECAY * largest)
 
-    def _moments(self, memory: Memory, shape: tuple[int, ...]) -> tuple[_Floats, _Floats, int]:
+    def _moments(self, memory: Memory, shape: tuple[int, ...]) -> tuple[Floats, Floats, int]:
         if not memory:
             return np.zeros(shape), np.zeros(shape), 0
         try:
@@ -186,27 +184,23 @@ class PolicyGradient(PlainAlgorithm, ABC):
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest feasible `alpha`; a feasible `alpha` is unchanged, bit for bit."""
 
-    def prompt(self, state: State) -> NDArray[np.int64]:
+    def prompt(self, state: State) -> Ints:
         """Return the likeliest token of each position."""
         return argmax_prompt(state.alpha, self.seed)
 
     @abstractmethod
-    def _probabilities(
-        self, alpha: NDArray[np.float64], rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def _probabilities(self, alpha: Floats, rng: np.random.Generator) -> Floats:
         """Return the distribution of each position's tokens, shape (n, N)."""
 
     @abstractmethod
-    def _gradient(
-        self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
-    ) -> NDArray[np.float64]:
+    def _gradient(self, advantage: Floats, alpha: Floats, candidates: Candidates) -> Floats:
         """Return the gradient, shape (n, N), from the advantage of each token.
 
         The gradient is `(drawn - other) * advantage` (see `drawn_advantage`). Candidates that do
         not exist have the advantage 0.
         """
 
-    def _alpha(self, state: State) -> NDArray[np.float64]:
+    def _alpha(self, state: State) -> Floats:
         return _checks.positive_alpha(state.alpha, mask=self.space.mask)
 
     def _optimizer(self) -> Optimizer:
@@ -243,17 +237,12 @@ class GumbelSoftmaxBDPL(PolicyGradient):
             np.float32
         )
 
-    def _probabilities(
-        self, alpha: NDArray[np.float64], rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def _probabilities(self, alpha: Floats, rng: np.random.Generator) -> Floats:
         logs = np.log(alpha, out=np.full(self.shape, -np.inf), where=self.space.mask)
         return softmax((logs + rng.gumbel(size=self.shape)) / self.tau)
 
-    def _gradient(
-        self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
-    ) -> NDArray[np.float64]:
-        gradient: NDArray[np.float64] = advantage / np.where(self.space.mask, self.tau * alpha, 1.0)
-        return gradient
+    def _gradient(self, advantage: Floats, alpha: Floats, candidates: Candidates) -> Floats:
+        return advantage / np.where(self.space.mask, self.tau * alpha, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,20 +258,15 @@ class BDPL(PolicyGradient):
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         return nearest_probabilities(checked, floor=self.alpha_min, mask=self.space.mask)
 
-    def _probabilities(
-        self, alpha: NDArray[np.float64], rng: np.random.Generator
-    ) -> NDArray[np.float64]:
-        shares: NDArray[np.float64] = alpha / alpha.sum(axis=1, keepdims=True)
-        return shares
+    def _probabilities(self, alpha: Floats, rng: np.random.Generator) -> Floats:
+        return alpha / alpha.sum(axis=1, keepdims=True)
 
-    def _gradient(
-        self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
-    ) -> NDArray[np.float64]:
+    def _gradient(self, advantage: Floats, alpha: Floats, candidates: Candidates) -> Floats:
         p = _checks.positive_alpha(candidates.probabilities, mask=self.space.mask)
         return advantage * (1.0 / np.where(self.space.mask, p, 1.0))
 
 
-def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+def drawn_advantage(candidates: Candidates, losses: Floats) -> Floats:
     """Return the advantage of each token: how far the losses of its prompts are above the mean.
 
     Let l_r be the loss of prompt r of I prompts. The result has the shape (n, N) and the entries
@@ -334,5 +318,4 @@ def aggregate(
     total = np.zeros(stacked[0].shape)
     for alpha, share in zip(stacked, shares, strict=True):
         total += share * alpha.astype(np.float64)
-    mean: NDArray[np.float32] = (total / shares.sum()).astype(np.float32)
-    return mean
+    return (total / shares.sum()).astype(np.float32)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-_Floats = NDArray[np.float64]
+from .method_state import Floats, Ints
 
 PRIOR_STD = 3.0
 """Prior standard deviation of a label's bias, nats."""
@@ -46,16 +46,14 @@ class Expansions(NamedTuple):
         biases: b0, shape (..., C).
     """
 
-    losses: _Floats
-    probabilities: _Floats
-    gradients: _Floats
-    spreads: _Floats
-    biases: _Floats
+    losses: Floats
+    probabilities: Floats
+    gradients: Floats
+    spreads: Floats
+    biases: Floats
 
     @classmethod
-    def of(
-        cls, means: NDArray[np.floating], targets: _Floats, biases: NDArray[np.floating]
-    ) -> Self:
+    def of(cls, means: NDArray[np.floating], targets: Floats, biases: NDArray[np.floating]) -> Self:
         """Return the functions that are defined by the numbers from clients.
 
         Args:
@@ -76,7 +74,7 @@ class Expansions(NamedTuple):
             biases=np.broadcast_to(biases, probabilities.shape).astype(np.float64),
         )
 
-    def at(self, biases: _Floats) -> Self:
+    def at(self, biases: Floats) -> Self:
         """Return the same functions, expressed at other biases b0, broadcast to (..., C)."""
         shift = biases - self.biases
         scaled = np.log(np.maximum(self.probabilities, _LEAST)) + shift / self.spreads[..., None]
@@ -91,20 +89,18 @@ class Expansions(NamedTuple):
         )
 
     @property
-    def traces(self) -> _Floats:
+    def traces(self) -> Floats:
         """The traces h, shape (...)."""
-        traces: _Floats = _impurity(self.probabilities) / self.spreads
-        return traces
+        return _impurity(self.probabilities) / self.spreads
 
 
-def on_simplex(values: _Floats) -> _Floats:
+def on_simplex(values: Floats) -> Floats:
     """Return numbers (..., C) as probabilities: clipped at 0 and divided by their sum."""
     positive = np.maximum(values, _LEAST)
-    probabilities: _Floats = positive / positive.sum(axis=-1, keepdims=True)
-    return probabilities
+    return positive / positive.sum(axis=-1, keepdims=True)
 
 
-def expanded(gradients: _Floats, targets: _Floats, traces: _Floats, biases: _Floats) -> Expansions:
+def expanded(gradients: Floats, targets: Floats, traces: Floats, biases: Floats) -> Expansions:
     """Return functions with the given gradients, label shares t and traces h, and with l = 0."""
     probabilities = on_simplex(gradients + targets)
     spreads = _spreads(probabilities, traces)
@@ -112,17 +108,16 @@ def expanded(gradients: _Floats, targets: _Floats, traces: _Floats, biases: _Flo
     return Expansions(np.zeros_like(traces), probabilities, gradients, spreads, about)
 
 
-def _impurity(probabilities: _Floats) -> _Floats:
-    impurity: _Floats = 1.0 - (probabilities**2).sum(axis=-1)
-    return impurity
+def _impurity(probabilities: Floats) -> Floats:
+    return 1.0 - (probabilities**2).sum(axis=-1)
 
 
-def _spreads(probabilities: _Floats, traces: _Floats) -> _Floats:
+def _spreads(probabilities: Floats, traces: Floats) -> Floats:
     spreads = np.maximum(_impurity(probabilities), 0.0) / np.maximum(traces, _LEAST)
     return np.clip(spreads, 1.0, _MOST_SPREAD)
 
 
-def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
+def lowest(parts: Expansions, weights: Floats, ridge: Floats) -> Floats:
     """Return the biases that minimise weighted means of losses.
 
     Newton's method with bounded steps minimises, for each row,
@@ -159,13 +154,10 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
         if np.abs(shift - before).max() < 1e-9:
             break
     best = parts.biases[:, 0] + shift
-    biases: _Floats = np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
-    return biases
+    return np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
 
 
-def fitted_bias(
-    log_probs: _Floats, targets: NDArray[np.int64], weights: _Floats | None = None
-) -> _Floats:
+def fitted_bias(log_probs: Floats, targets: Ints, weights: Floats | None = None) -> Floats:
     """Return the label bias that minimises the cross-entropy, with a normal prior (`PRIOR_STD`).
 
     Args:
@@ -188,5 +180,4 @@ def fitted_bias(
     parts = np.ones(len(targets)) if weights is None else weights
     ridge = np.array([1.0 / (PRIOR_STD**2 * parts.sum())])
     expansions = Expansions(*(each[None] for each in rows))
-    bias: _Floats = lowest(expansions, (parts / parts.sum())[None], ridge)[0]
-    return bias
+    return lowest(expansions, (parts / parts.sum())[None], ridge)[0]

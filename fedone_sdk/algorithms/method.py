@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .method_state import State
+from .method_state import Floats, Ints, State
 
 __all__ = ["Algorithm", "Candidates", "ClassLosses", "Holder", "PlainAlgorithm", "clip_losses"]
 
@@ -42,8 +42,8 @@ class Candidates:
         holder: The client that scores the prompts; None if unknown.
     """
 
-    prompts: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
+    prompts: Ints
+    probabilities: Floats
     biases: NDArray[np.floating[Any]] | None = None
     holder: Holder | None = None
 
@@ -86,9 +86,9 @@ class ClassLosses:
         biases: The label bias that each prompt was scored with, nats, float64, shape (I, C).
     """
 
-    means: NDArray[np.float64]
-    counts: NDArray[np.int64]
-    targets: NDArray[np.float64]
+    means: Floats
+    counts: Ints
+    targets: Floats
     biases: NDArray[np.floating[Any]]
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class ClassLosses:
             object.__setattr__(self, name, array)
 
     @classmethod
-    def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
+    def plain(cls, losses: Floats) -> ClassLosses:
         """Return plain losses, shape (I,), as `ClassLosses` of one group and one label."""
         means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
         return cls(
@@ -124,7 +124,7 @@ class ClassLosses:
             biases=np.zeros((len(losses), 1)),
         )
 
-    def plus(self, more: NDArray[np.float64]) -> ClassLosses:
+    def plus(self, more: Floats) -> ClassLosses:
         """Return the losses plus `more`, which has one number per prompt, shape (I,)."""
         means = self.means.copy()
         means[..., 0] += more[:, None]
@@ -183,15 +183,15 @@ class Algorithm(Protocol):
         """Return the nearest feasible `alpha`; a feasible `alpha` is unchanged, bit for bit."""
         ...
 
-    def prompt(self, state: State) -> NDArray[np.int64]:
+    def prompt(self, state: State) -> Ints:
         """Return the deployable prompt: the indices of n candidates."""
         ...
 
-    def bias(self, state: State) -> NDArray[np.float64] | None:
+    def bias(self, state: State) -> Floats | None:
         """Return the deployable prompt's label bias, shape (C,); None if no biases are fitted."""
         ...
 
-    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+    def plain_bias(self, state: State) -> Floats | None:
         """Return the label bias of "no prompt", fitted to its losses; None if it has no losses."""
         ...
 
@@ -255,11 +255,11 @@ class PlainAlgorithm:
         """Return I for every state."""
         return self.num_samples
 
-    def bias(self, state: State) -> NDArray[np.float64] | None:
+    def bias(self, state: State) -> Floats | None:
         """Return None: the method fits no label biases."""
         return None
 
-    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+    def plain_bias(self, state: State) -> Floats | None:
         """Return None: the method fits no label biases."""
         return None
 

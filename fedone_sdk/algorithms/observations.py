@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .label_bias import Expansions
 from .method import ClassLosses, Holder
-from .method_state import Memory
+from .method_state import Floats, Ints, Memory
 from .space import Space
 
 EVALUATIONS_PER_PROMPT = 4
@@ -51,16 +51,16 @@ class Observations:
             the mini-batch has all rows of the client, otherwise ``-2 - c``; -1 means unknown.
     """
 
-    prompts: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    batches: NDArray[np.int64]
+    prompts: Ints
+    rows: Ints
+    batches: Ints
     means: NDArray[np.float32]
     scored_at: NDArray[np.float32]
-    examples: NDArray[np.int64]
+    examples: Ints
     targets: NDArray[np.float32]
-    trust: NDArray[np.float64]
-    biases: NDArray[np.float64]
-    clients: NDArray[np.int64]
+    trust: Floats
+    biases: Floats
+    clients: Ints
 
     @classmethod
     def empty(cls, prompt_len: int, groups: int = 1, labels: int = 1) -> Self:
@@ -151,9 +151,7 @@ class Observations:
             "clients": self.clients,
         }
 
-    def with_batch(
-        self, prompts: NDArray[np.int64], losses: ClassLosses, holder: Holder | None = None
-    ) -> Self:
+    def with_batch(self, prompts: Ints, losses: ClassLosses, holder: Holder | None = None) -> Self:
         """Return the observations with one mini-batch's losses added.
 
         Args:
@@ -194,7 +192,7 @@ class Observations:
             clients=np.append(self.clients, client),
         )
 
-    def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
+    def of(self, prompts: Ints, evaluations: Ints) -> Self:
         """Return some of the losses, with the prompts and mini-batches that they belong to.
 
         Args:
@@ -235,7 +233,7 @@ class Observations:
         evaluations = np.flatnonzero(self.batches >= min(oldest, self.batches[-1]))
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
-    def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
+    def remembering(self, prompts: Ints, size: int) -> Self:
         """Return the prompts of the given rows, in this order, and their last `size` losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
@@ -243,11 +241,10 @@ class Observations:
     @property
     def seen(self) -> NDArray[np.bool_]:
         """Whether examples of each class were observed, shape (K,)."""
-        seen: NDArray[np.bool_] = self.examples.sum(axis=0) > 0
-        return seen
+        return self.examples.sum(axis=0) > 0
 
     @cached_property
-    def class_share(self) -> NDArray[np.float64]:
+    def class_share(self) -> Floats:
         """The estimated share of each class in all examples, shape (K,)."""
         equal = 1.0 / len(self.seen)
         if not len(self.examples):
@@ -263,17 +260,16 @@ class Observations:
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
-        result: NDArray[np.float64] = equal + believed * (mean - equal)
-        return result
+        return equal + believed * (mean - equal)
 
     @property
-    def _samples(self) -> NDArray[np.int64]:
+    def _samples(self) -> Ints:
         """A number per mini-batch, equal for mini-batches of the same rows, shape (J,)."""
         numbers = np.arange(len(self.clients))
         return np.where(self.clients < 0, -1 - numbers, self.clients)
 
     @cached_property
-    def trusted_evaluations(self) -> NDArray[np.float64]:
+    def trusted_evaluations(self) -> Floats:
         """How often each prompt was scored on examples of each class, shape (P, K).
 
         A mini-batch counts as its trust. Mini-batches of the same rows count once.
@@ -282,8 +278,7 @@ class Observations:
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
         trusted = self.trust[:, None] * (self.examples > 0)
         np.maximum.at(met, (self.rows, of[self.batches]), trusted[self.batches])
-        evaluations: NDArray[np.float64] = met.sum(axis=1)
-        return evaluations
+        return met.sum(axis=1)
 
     @cached_property
     def expansions(self) -> Expansions:
@@ -292,11 +287,11 @@ class Observations:
         return Expansions.of(self.means, targets, self.scored_at[:, None])
 
     @cached_property
-    def losses(self) -> NDArray[np.float64]:
+    def losses(self) -> Floats:
         """The losses of each class with their prompts' best label biases, nats, shape (E, K)."""
         return self.expansions.at(self.biases[self.rows][:, None]).losses
 
-    def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
+    def biases_for(self, prompts: Ints) -> Floats:
         """Return the best label biases of prompts, to score them with; nats, shape (I, C).
 
         A new prompt gets the mean bias of the observed prompts, weighted by number of losses.
@@ -309,13 +304,13 @@ class Observations:
                 biases[place] = self.biases[row]
         return biases
 
-    def last_batches(self) -> NDArray[np.int64]:
+    def last_batches(self) -> Ints:
         """Return the last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
         last[self.rows] = self.batches  # Batches ascend, so the last value remains.
         return last
 
-    def row(self, prompt: NDArray[np.int64] | None) -> int | None:
+    def row(self, prompt: Ints | None) -> int | None:
         """Return the row of a prompt; None if it was not observed."""
         if prompt is None:
             return None
@@ -323,7 +318,7 @@ class Observations:
         return int(rows[0]) if len(rows) else None
 
 
-def _covers(numbers: NDArray[np.int64], count: int) -> bool:
+def _covers(numbers: Ints, count: int) -> bool:
     """Return whether the numbers contain every number of range(count), and no other number."""
     if not numbers.size:
         return count == 0
@@ -342,9 +337,9 @@ class Standings(NamedTuple):
         by_class: Mean loss with each candidate in each of the K groups of examples.
     """
 
-    examples: NDArray[np.float64]
-    losses: NDArray[np.float64]
-    by_class: NDArray[np.float64]
+    examples: Floats
+    losses: Floats
+    by_class: Floats
 
 
 def standings(memory: Memory, position: int, size: int) -> Standings:

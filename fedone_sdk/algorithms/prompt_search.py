@@ -18,7 +18,7 @@ from . import _checks
 from .evaluator import Estimates, Evaluator, updated
 from .gaussian_process import LARGEST, PRIOR, Features, Hyperparameters
 from .method import Candidates, ClassLosses, Holder
-from .method_state import State
+from .method_state import Floats, Ints, State
 from .observations import EVALUATIONS_PER_PROMPT, Observations
 from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
@@ -61,7 +61,7 @@ class Known(NamedTuple):
     estimates: Estimates
 
     @property
-    def prompts(self) -> NDArray[np.int64]:
+    def prompts(self) -> Ints:
         """The observed prompts, shape (P, n): the incumbent, then others by pessimistic value."""
         return self.evaluator.observed.prompts
 
@@ -193,26 +193,24 @@ class PromptSearch(ABC):
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
 
-    def prompt(self, state: State) -> NDArray[np.int64]:
+    def prompt(self, state: State) -> Ints:
         """Return the incumbent; before any losses, the likeliest candidates (`argmax_prompt`)."""
         prompts = self._observed(state).prompts
         return prompts[0].copy() if len(prompts) else argmax_prompt(state.alpha, self.seed)
 
-    def bias(self, state: State) -> NDArray[np.float64] | None:
+    def bias(self, state: State) -> Floats | None:
         """Return the incumbent's best label bias, shape (C,); None if no bias was fitted."""
         observed = self._observed(state)
         known = self._calibrates and len(observed.prompts)
         return observed.biases[0].copy() if known else None
 
-    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+    def plain_bias(self, state: State) -> Floats | None:
         """Return the best label bias of "no prompt", shape (C,); None if none was fitted."""
         observed = self._observed(state)
         row = observed.row(self.space.reference)
         return observed.biases[row].copy() if self._calibrates and row is not None else None
 
-    def cheapest(
-        self, state: State, length: Callable[[NDArray[np.int64]], int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    def cheapest(self, state: State, length: Callable[[Ints], int]) -> tuple[Ints, Floats | None]:
         """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
 
         A prompt may be as good as the incumbent if the 95 % posterior interval of their difference
@@ -245,10 +243,10 @@ class PromptSearch(ABC):
     # Hooks that subclasses override
 
     @abstractmethod
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         """Return new prompts, shape (count, n)."""
 
-    def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _next(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         """Return known prompts to re-evaluate and new ones, shape (count, n)."""
         again = known.prompts[self._revisited(known, count)]
         return np.concatenate([again, self._new(known, count - len(again), rng)])
@@ -263,7 +261,7 @@ class PromptSearch(ABC):
     def _calibrates(self) -> bool:
         return self.num_labels > 1
 
-    def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _first(self, state: State, count: int, rng: np.random.Generator) -> Ints:
         """Return the first ask: "no prompt", prompts near it, and prompts of the warm start."""
         indices = self._near(count, rng)
         if is_warm_started(state.alpha):
@@ -274,14 +272,14 @@ class PromptSearch(ABC):
             indices[0] = self.space.reference
         return indices
 
-    def _near(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _near(self, count: int, rng: np.random.Generator) -> Ints:
         """Return random prompts that differ from the reference in few positions, (count, n)."""
         prompts = self.space.random(count, rng)
         if self.space.reference is not None:
             prompts = np.where(self._changed(count, rng), prompts, self.space.reference)
         return self.space.compact(prompts)
 
-    def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _distinct(self, prompts: Ints, rng: np.random.Generator) -> Ints:
         """Return the prompts with random ones in place of repetitions."""
         for _ in range(_REDRAWS):
             first = np.unique(prompts, axis=0, return_index=True)[1]
@@ -305,10 +303,9 @@ class PromptSearch(ABC):
             for group in self.space.groups():
                 if len(group) > 1 and self.space.blanks[group[0]] is not None:
                     order[:, group] = np.arange(len(group))
-        changed: NDArray[np.bool_] = order < rng.geometric(1.0 / CHANGES, size=(count, 1))
-        return changed
+        return order < rng.geometric(1.0 / CHANGES, size=(count, 1))
 
-    def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
+    def _revisited(self, known: Known, count: int) -> Ints:
         """Return the rows of known prompts that an ask scores again (see the class)."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
@@ -327,11 +324,11 @@ class PromptSearch(ABC):
         evaluator = Evaluator.of(self._observed(state), self._features, self._values(state))
         return Known(evaluator, evaluator.estimates())
 
-    def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
+    def _kept(self, known: Known, incumbent: int) -> Ints:
         """Return rows to remember: the incumbent, then the others by pessimistic value."""
         order = np.argsort(known.estimates.pessimistic, kind="stable")
         first = np.array([incumbent], dtype=np.int64)
-        ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
+        ranked: Ints = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
         # Keep the best few, the reference, and the prompts that were scored last.
@@ -343,18 +340,16 @@ class PromptSearch(ABC):
             is_kept[reference] = True
         last = np.where(is_kept, np.iinfo(np.int64).max, known.evaluator.observed.last_batches())
         kept = np.argsort(-last, kind="stable")[:POOL_SIZE]
-        remembered: NDArray[np.int64] = ranked[np.isin(ranked, kept)]
-        return remembered
+        return ranked[np.isin(ranked, kept)]
 
-    def _alpha(self, known: Known, asks: int) -> NDArray[np.float64]:
+    def _alpha(self, known: Known, asks: int) -> Floats:
         """Return alpha: how often the best prompts of draws have each candidate, shape (n, N)."""
         rng = stream(stream_seed(self.seed, "alpha", asks))
         best = self._lowest(known, DRAWS, rng)
         frequency = (best[:, :, None] == np.arange(self.space.vocab_size)).sum(axis=0)
-        alpha: NDArray[np.float64] = (frequency + self.space.uniform) / (DRAWS + 1)
-        return alpha
+        return (frequency + self.space.uniform) / (DRAWS + 1)
 
-    def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         """Return the prompts with the lowest values in posterior draws, shape (count, n).
 
         The prompts are the observed ones, and new ones near the reference or near the best prompts.
@@ -372,8 +367,7 @@ class PromptSearch(ABC):
             beyond = (differs & ~self._changed(count, rng)[:, None]).any(axis=2)
             values[:, len(known.prompts) :][beyond] = np.inf
         every = np.concatenate([known.prompts, new])
-        lowest: NDArray[np.int64] = every[values.argmin(axis=1)]
-        return lowest
+        return every[values.argmin(axis=1)]
 
     def _observed(self, state: State) -> Observations:
         observed = Observations.remembered(
@@ -393,7 +387,7 @@ class PromptSearch(ABC):
             raise ValueError(f"hyperparameters must be {len(PRIOR)} numbers up to {LARGEST:g}")
         return Hyperparameters(*values.tolist())
 
-    def _alpha_of(self, state: State) -> NDArray[np.float64]:
+    def _alpha_of(self, state: State) -> Floats:
         return _checks.positive_alpha(state.alpha, mask=self.space.mask)
 
     def _as_losses(self, candidates: Candidates, losses: ArrayLike | ClassLosses) -> ClassLosses:
@@ -409,7 +403,7 @@ class PromptSearch(ABC):
 
     # Successive halving
 
-    def _progress(self, state: State) -> NDArray[np.float64]:
+    def _progress(self, state: State) -> Floats:
         """Return the number of asks, and the first ask of the halving (-1 before the halving)."""
         progress: Any = state.memory.get("progress")
         if progress is None:
@@ -418,7 +412,7 @@ class PromptSearch(ABC):
             raise ValueError("progress must be two numbers")
         return np.array(progress, dtype=np.float64)
 
-    def _further(self, state: State) -> NDArray[np.float64]:
+    def _further(self, state: State) -> Floats:
         """Return the progress after one more ask."""
         progress = self._progress(state)
         progress[_ASKS] += 1
@@ -430,7 +424,7 @@ class PromptSearch(ABC):
     def _is_halving(self, state: State) -> bool:
         return bool(self._progress(state)[_HALVING_START] >= 0)
 
-    def _finalists(self, state: State, observed: Observations) -> NDArray[np.int64]:
+    def _finalists(self, state: State, observed: Observations) -> Ints:
         """Return the prompts of the current stage, half as many as in the stage before."""
         asks, halving_start = self._progress(state)
         entered = min(FINALISTS, self.num_samples)

@@ -24,7 +24,7 @@ from fedone_sdk.imports import load_object
 from . import _checks
 from .gradient import BDPL, GumbelSoftmaxBDPL
 from .method import Algorithm, Candidates, ClassLosses, Holder, PlainAlgorithm
-from .method_state import State, dump_state, load_state
+from .method_state import Ints, State, dump_state, load_state
 from .sampling import stream
 from .search_methods import TPE, RandomSearch, ThompsonSampling
 from .space import Space, Start
@@ -275,7 +275,7 @@ class OwnAlgorithm(PlainAlgorithm):
         with self._errors_of("project"):
             return np.asarray(self._method.project(alpha), dtype=np.float32)
 
-    def prompt(self, state: State) -> NDArray[np.int64]:
+    def prompt(self, state: State) -> Ints:
         """Return the prompt to deploy."""
         with self._errors_of("prompt"):
             return _valid_prompt(self._method.prompt(state), self._space)
@@ -358,7 +358,7 @@ def _resumable_state(member: str, state: Any, method: Algorithm, space: Space) -
     return valid
 
 
-def _valid_prompt(prompt: Any, space: Space) -> NDArray[np.int64]:
+def _valid_prompt(prompt: Any, space: Space) -> Ints:
     indices = np.asarray(prompt)
     valid = np.issubdtype(indices.dtype, np.integer) and indices.shape == (space.prompt_len,)
     _require(

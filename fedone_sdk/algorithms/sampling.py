@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
+from .method_state import Floats, Ints
 
 SELECTIONS = ("proportional", "uniform")
 
@@ -56,16 +57,13 @@ def stream(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
 
 
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def softmax(logits: Floats) -> Floats:
     """Return the softmax of each row, shape (n, N)."""
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    result: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return result
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
-def draw_prompts(
-    probabilities: NDArray[np.float64], num_samples: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def draw_prompts(probabilities: Floats, num_samples: int, rng: np.random.Generator) -> Ints:
     """Draw prompts by the inverse CDF; position i gets, independently, a token j_i ~ Cat(p_i).
 
     Args:
@@ -87,7 +85,7 @@ def draw_prompts(
     return indices
 
 
-def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
+def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> Ints:
     """Return the likeliest token of each position, shape (n,).
 
     Exact ties are broken at random by `seed`. A uniform (untrained) alpha therefore gives a random
@@ -95,8 +93,7 @@ def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     """
     priority = stream(stream_seed(seed, "ties", 0)).random(alpha.shape)
     tied = alpha == alpha.max(axis=1, keepdims=True)
-    prompt: NDArray[np.int64] = np.where(tied, priority, -1.0).argmax(axis=1).astype(np.int64)
-    return prompt
+    return np.where(tied, priority, -1.0).argmax(axis=1).astype(np.int64)
 
 
 def select(

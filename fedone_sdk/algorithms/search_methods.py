@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedone_sdk.errors import needs_extra
 
+from .method_state import Floats, Ints
 from .prompt_search import Known, PromptSearch
 
 
@@ -17,7 +17,7 @@ from .prompt_search import Known, PromptSearch
 class RandomSearch(PromptSearch):
     """Makes random prompts that differ from "no prompt" (the empty prompt) in few positions."""
 
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         return self._near(count, rng)
 
 
@@ -38,7 +38,7 @@ class ThompsonSampling(PromptSearch):
     search had reached 70 % of the possible improvement; without the incumbent, 60 %.
     """
 
-    def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _next(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         drawn = self._new(known, count - 1 + _SPARE, rng)
         every = np.concatenate([known.prompts[:1], drawn])
         first = np.sort(np.unique(every, axis=0, return_index=True)[1])
@@ -47,7 +47,7 @@ class ThompsonSampling(PromptSearch):
         chosen = np.concatenate([every[first], self._near(missing, rng)])[:count]
         return np.asarray(chosen, dtype=np.int64)
 
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         return self._lowest(known, count, rng)
 
 
@@ -68,10 +68,10 @@ class TPE(PromptSearch):
         super(TPE, self).__post_init__()
         _optuna()
 
-    def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _next(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         return self._new(known, count, rng)
 
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
         optuna = _optuna()
         distributions = {
             f"{position:04d}": optuna.distributions.CategoricalDistribution(range(size))
@@ -104,12 +104,11 @@ class TPE(PromptSearch):
         means = np.bincount(rows, self._losses(known)) / np.bincount(rows)
         return int(means.argmin())
 
-    def _losses(self, known: Known) -> NDArray[np.float64]:
+    def _losses(self, known: Known) -> Floats:
         """Return the losses as means over classes, weighted by `class_share`, shape (E,)."""
         observed = known.evaluator.observed
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
-        values: NDArray[np.float64] = (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)
-        return values
+        return (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)
 
 
 def _optuna() -> Any:

@@ -10,11 +10,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .method_state import Floats, Ints
+
 # Largest accepted difference of a sum from 1; rounding to float32 causes at most 6e-8.
 _ROUNDING = 1e-6
 
 
-def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.float64]:
+def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> Floats:
     """Return the nearest rows that sum to 1 with every entry at least `floor`.
 
     The projection subtracts a threshold from each row, sets negative entries to 0 and adds `floor`.
@@ -37,12 +39,11 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
     excess = np.cumsum(descending, axis=-1) - mass
     support = np.count_nonzero(descending * np.arange(1, size + 1) > excess, axis=-1, keepdims=True)
     threshold = np.take_along_axis(excess, support - 1, axis=-1) / support
-    projected: NDArray[np.float64] = np.maximum(values - threshold, 0.0) + floor
-    return projected
+    return np.maximum(values - threshold, 0.0) + floor
 
 
 def nearest_probabilities(
-    alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_]
+    alpha: Floats, *, floor: float, mask: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
     """Return the nearest probabilities in float32; a feasible `alpha` is returned bit for bit.
 
@@ -70,7 +71,7 @@ Start = Sequence[Sequence[tuple[int, float]]]
 """A warm start: for each position, tokens (candidate indices) and their shares of probability."""
 
 
-def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:
+def warm_start(space: Space, start: Start | None) -> Floats:
     """Return initial probabilities, shape (n, N); they are uniform without a warm start.
 
     Probability that a warm start does not assign is distributed equally over all candidates.
@@ -93,8 +94,7 @@ def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:
     left = 1.0 - shares.sum(axis=1, keepdims=True)
     if left.min() < -1e-6:
         raise ValueError("start: the shares of a position must sum to at most 1")
-    probabilities: NDArray[np.float64] = shares + np.maximum(left, 0.0) * space.uniform
-    return probabilities
+    return shares + np.maximum(left, 0.0) * space.uniform
 
 
 def is_warm_started(alpha: NDArray[np.float32]) -> bool:
@@ -190,13 +190,13 @@ class Space:
         return mask
 
     @cached_property
-    def uniform(self) -> NDArray[np.float64]:
+    def uniform(self) -> Floats:
         """Equal probabilities of the candidates of each position, shape (n, N)."""
-        uniform: NDArray[np.float64] = self.mask / np.array(self.sizes, dtype=np.float64)[:, None]
+        uniform: Floats = self.mask / np.array(self.sizes, dtype=np.float64)[:, None]
         uniform.setflags(write=False)
         return uniform
 
-    def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
+    def admitted(self, alpha: NDArray[np.float32]) -> Floats:
         """Return alpha, where new candidates have the mean weight of their position, (n, N)."""
         weights = alpha.astype(np.float64)
         known = weights > 0.0
@@ -204,7 +204,7 @@ class Space:
         return np.where(self.mask & ~known, means[:, None], weights)
 
     @property
-    def reference(self) -> NDArray[np.int64] | None:
+    def reference(self) -> Ints | None:
         """The prompt "no prompt": blanks where possible, candidate 0 elsewhere; shape (n,).
 
         It is None if no position has a blank.
@@ -218,15 +218,15 @@ class Space:
         for number in range(self.slots[-1] + 1):
             yield tuple(at for at, slot in enumerate(self.slots) if slot == number)
 
-    def holds(self, prompts: NDArray[np.int64]) -> bool:
+    def holds(self, prompts: Ints) -> bool:
         """Return whether all `prompts`, shape (P, n), are prompts of the space."""
         return bool(((prompts >= 0) & (prompts < np.array(self.sizes))).all())
 
-    def random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def random(self, count: int, rng: np.random.Generator) -> Ints:
         """Return prompts with independent, equally likely candidates, shape (count, n)."""
         return rng.integers(np.array(self.sizes), size=(count, self.prompt_len))
 
-    def compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def compact(self, prompts: Ints) -> Ints:
         """Return the prompts with the blanks of each slot moved to its end, shape (P, n).
 
         Prompts with the same text become equal.
