@@ -134,7 +134,11 @@ class Account:
         if lease_id not in self.leases:
             raise UnknownLease(lease_id)
         open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
-        return replace(self, spent=self.spent + used, leases=open_leases)
+        return replace(self, leases=open_leases).charge(used)
+
+    def charge(self, used: Usage) -> Account:
+        """Count `used` as spent, even above a cap; see `raise_lease`."""
+        return replace(self, spent=self.spent + used)
 
 
 class Lease:

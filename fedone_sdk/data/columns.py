@@ -126,6 +126,11 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
             usable.append({"text": words, "label": value})
     if lacking := len(rows) - len(usable):
         notes.append(f"{lacking} of {len(rows)} rows lack a text or a label and are left out")
+    # The same row in the training and the dev split would make a prompt look better than it is.
+    distinct = {(row["text"], label_key(row["label"])): row for row in usable}
+    if repeated := len(usable) - len(distinct):
+        notes.append(f"{repeated} of {len(rows)} rows repeat another row and are left out")
+    usable = [*distinct.values()]
     spellings = defaultdict[str, Counter[str]](Counter)
     for row in usable:
         spellings[label_key(row["label"])][row["label"]] += 1

@@ -72,7 +72,8 @@ def interval(metric: str, measured: Measured, num_labels: int) -> Interval | Non
     seed. The interval covers the choice of examples, not the variation between runs.
 
     For the accuracy, one right and one wrong answer are added to the resampled examples (Agresti
-    and Coull 1998), because 20 right answers of 20 do not show that the accuracy is exactly 1.
+    and Coull 1998), because 20 right answers of 20 do not show that the accuracy is exactly 1. For
+    the loss, the lowest and the highest loss are added: 0 and 1 if no other loss occurs.
 
     Returns:
         The interval; None if nothing was scored, or for a metric that is a user's function.
@@ -95,6 +96,8 @@ def difference(
 
     For the accuracy of one seed, two examples are added: one that only `first` answers correctly,
     and one that only `second` does. The result is then close to the exact test of McNemar (1947).
+    For the loss, the added differences are m and -m with ``m = sum d^2 / sum |d|`` over all
+    differences d, because the interval of few examples would be too narrow otherwise.
 
     Returns:
         The interval; None if there are no seeds, if the dev splits differ, or where `interval`
@@ -132,10 +135,10 @@ def _interval(
     # A metric depends only on the count of each combination of answers (a cell).
     cells, counts = np.unique(table, axis=1, return_counts=True)
     weights = counts
-    if metric == "accuracy" and seeds == 1:
-        # The added examples have class 0: label 0 is right, and no label (-1) is wrong.
-        more = np.array([[0, 0, -1][: len(cells)], [0, -1, 0][: len(cells)]], dtype=np.float64).T
-        cells = np.concatenate([cells, more], axis=1)
+    if metric in ("accuracy", "loss") and seeds == 1:
+        more = _added_losses(cells, counts) if metric == "loss" else [[0, 0], [0, -1], [-1, 0]]
+        # For the accuracy, they have class 0: label 0 is right, and no label (-1) is wrong.
+        cells = np.concatenate([cells, np.array(more[: len(cells)])], axis=1)
         counts, weights = np.append(counts, [0, 0]), np.append(counts, [1, 1])
 
     def by_seed(drawn: _Ints) -> _Floats:
@@ -164,6 +167,16 @@ def _interval(
     return Interval(
         float(once.mean()), float(low), float(high), seeds, float(every.std()), float(above)
     )
+
+
+def _added_losses(cells: _Floats, counts: _Ints) -> list[list[float]]:
+    """Return the losses of the two added examples (see `interval` and `difference`)."""
+    first, *others = cells
+    if others:
+        apart = np.abs(first - others[0])
+        typical = float(_quotient(counts @ apart**2, counts @ apart))
+        return [[typical, 0.0], [0.0, typical]]
+    return [[0.0, 1.0]] if set(first) <= {0.0, 1.0} else [[first.min(), first.max()]]
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:

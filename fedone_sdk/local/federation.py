@@ -32,6 +32,9 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
+_FEW_REPEATS = 0.05
+"""Share of dev rows that may repeat other rows without a warning."""
+
 _MAX_ROWS = 20_000
 """Maximum number of rows from which a vocabulary is built; more rows only cost time."""
 
@@ -106,6 +109,7 @@ class Federation:
             if data.dev is not None:
                 dev = [*load_examples(data.dev, split="validation", folder=base_dir)]
             check_examples(task, dev, data.dev or "")
+        _warn_of_repeats(task, train, dev)
         with _prefixed_errors("data.num_clients"):
             partition = partition_clients(
                 # Without labels, all rows form one class.
@@ -132,6 +136,19 @@ class Federation:
             score=score or load_score(task, base_dir),
             measure=load_measure(task, base_dir),
         )
+
+
+def _warn_of_repeats(task: TaskSpec, train: Sequence[Example], dev: Sequence[Example]) -> None:
+    """Log a warning if more than a few dev rows have the texts of training or other dev rows."""
+    known = {tuple(row[name] for name in task.fields) for row in train}
+    texts = [tuple(row[name] for name in task.fields) for row in dev]
+    shared, repeated = sum(text in known for text in texts), len(texts) - len(set(texts))
+    if shared > _FEW_REPEATS * len(texts):
+        problem = "dev rows are also training rows: the measured gain may be too high"
+        _log.warning(problem, rows=shared, dev_rows=len(texts))
+    if repeated > _FEW_REPEATS * len(texts):
+        problem = "dev rows repeat other dev rows: the measured intervals are too narrow"
+        _log.warning(problem, rows=repeated, dev_rows=len(texts))
 
 
 def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:

@@ -11,11 +11,12 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from fedone_sdk.aggregator import exported_run
+from fedone_sdk.aggregator import ServedRun, exported_run
 from fedone_sdk.aggregator.prometheus import Metrics
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendBlocked, BackendUnavailable
+from fedone_sdk.errors import BackendBlocked, BackendUnavailable, StoreUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.pages import costs_of
@@ -165,18 +166,46 @@ async def test_training_is_the_same_with_and_without() -> None:
     assert len(hashes) == 1
 
 
-async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
+@pytest.mark.parametrize("failures", [1, 1000])
+async def test_a_model_that_fails_on_it_does_not_stop_training(failures: int) -> None:
+    failed = list[Query]()
+
     def gate(query: Query) -> None:
-        if is_dev(query):
+        if is_dev(query) and len(failed) < failures:
+            failed.append(query)
             raise BackendUnavailable("overloaded")
 
     async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run, TRAIN)
     result = run.result()
-    assert (result.status, result.metric.after) == ("completed", None)
-    # Failed calls have an unknown cost and are charged in full. No call starts after one.
-    assert result.evaluation == Usage(queries=13, requests=5, prompt_tokens=5 * 4)  # a token a row
+    assert result.status == "completed"
+    assert (result.metric.after is None) is (result.metric.no_prompt is None) is (failures > 1)
+    if failures > 1:
+        # Failed calls have an unknown cost and are charged in full. No call starts after one.
+        # A token a row. The baselines are tried again at the end.
+        assert result.evaluation == Usage(queries=19, requests=7, prompt_tokens=7 * 4)
+
+
+@pytest.mark.parametrize("name", ["commit", "log"])
+async def test_it_waits_for_a_store_that_is_away(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+
+    async def fail_once(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise StoreUnavailable("the disk is full")
+
+    def on_change(_: ServedRun, change: Change) -> None:
+        if change.ended:
+            monkeypatch.setattr(store, name, fail_once)
+
+    async with serving(backend=ScriptedBackend(), store=store) as service:
+        service.listeners.append(on_change)
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await train(service, run, TRAIN)
+    assert None not in (run.state.metric.after, run.state.verdict)
 
 
 async def test_examples_that_the_model_fails_on_are_left_out() -> None:
@@ -200,26 +229,20 @@ async def test_cache_hits_are_counted() -> None:
     assert len(asked) + result.cache.hits == 16 * 4 + 3 * 10 + 2 * 5
 
 
-class Gates:
-    """Hold evaluation until it is released."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-
-    async def wait(self, query: Query) -> None:
-        if is_dev(query):
-            await self.go.wait()
-
-
 async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
-    gates = Gates()
-    async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
+    go = asyncio.Event()
+
+    async def wait(query: Query) -> None:
+        if is_dev(query):
+            await go.wait()
+
+    async with serving(backend=ScriptedBackend(gate=wait)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         training = asyncio.create_task(train(service, run, TRAIN))
         await until(lambda: not run.state.running)
         assert run.result().metric.no_prompt is None
         assert not training.done()
-        gates.go.set()
+        go.set()
         await training
     assert [report.metric is not None for report in run.history] == [False, True, False, True]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import Want
@@ -541,7 +542,7 @@ class TestLoading:
         spec = spec_of(
             loss,
             task={**GENERATION, "loss": loss, **TASKS[loss], **task},
-            data={"train": "rows.jsonl", "num_clients": 2},
+            data={"train": "rows.jsonl", "dev": "rows.jsonl", "num_clients": 2},
         )
         return Federation.load(spec, folder)
 
@@ -563,7 +564,11 @@ class TestLoading:
 
     def test_rows_of_generation_are_all_of_one_class(self, tmp_path: Path) -> None:
         data = "".join(f'{{"text": "t{n}", "answer": " x{n}"}}\n' for n in range(6))
-        found = self.load(tmp_path, "nll", data)
+        with capture_logs() as logs:
+            found = self.load(tmp_path, "nll", data)
+        assert [(log["event"][:31], log["rows"]) for log in logs] == [
+            ("dev rows are also training rows", 6)
+        ]
         assert sorted(row["text"] for shard in found.shards for row in shard) == [
             f"t{n}" for n in range(6)
         ]

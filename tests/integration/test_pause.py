@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,14 +109,21 @@ async def under_way(device: Device) -> asyncio.Task[Any]:
     return call
 
 
+@asynccontextmanager
+async def calling() -> AsyncIterator[tuple[Service, ServedRun, Device, Model, asyncio.Task[Any]]]:
+    model = Model(held=asyncio.Event())
+    async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
+        run, device = await working(service)
+        yield service, run, device, model, await under_way(device)
+
+
 class TestWork:
     async def test_it_is_kept_and_paid_answers_are_used(self) -> None:
         """One query of four fails: after the resume only the failed and waiting ones are sent."""
         model = Model()
         model.fails, model.hits = REVOKED, lambda query: len(model.answered) == 2
-        async with serving(
-            backend=ModelClient(ScriptedBackend(gate=model.gate), cache=AnswerCache())
-        ) as service:
+        backend = ModelClient(ScriptedBackend(gate=model.gate), cache=AnswerCache())
+        async with serving(backend=backend) as service:
             run, device = await working(service)
             work = device.work
             assert (await device.refused()).code == "run_conflict"
@@ -134,10 +142,7 @@ class TestWork:
             assert run.state.account.leases == {}
 
     async def test_another_call_under_way_ends_well(self) -> None:
-        model = Model(held=asyncio.Event())
-        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device = await working(service)
-            call = await under_way(device)
+        async with calling() as (service, run, device, model, call):
             await pause(run)
             assert run.state.paused
             waiting = asyncio.create_task(service.wait(run))
@@ -152,10 +157,7 @@ class TestWork:
             assert run.state.account.leases == {}
 
     async def test_stopped_for_good_during_a_call(self) -> None:
-        model = Model(held=asyncio.Event())
-        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device = await working(service)
-            call = await under_way(device)
+        async with calling() as (service, run, _, model, call):
             await service.stop_run(run)
             model.release()
             await service.wait(run)
@@ -163,10 +165,7 @@ class TestWork:
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
 
     async def test_a_stopping_service_ends_calls_without_a_caller(self) -> None:
-        model = Model(held=asyncio.Event())
-        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device = await working(service)
-            call = await under_way(device)
+        async with calling() as (service, run, *_, call):
             await service.stop_run(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -229,6 +228,23 @@ class TestWork:
             assert run.state.account.held.requests == 12
             await device.update()
             assert run.state.account.spent.requests == 12
+
+    async def test_a_model_whose_bills_are_too_high_to_be_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend, worst = ScriptedBackend(), Usage(queries=1, prompt_tokens=2**53)
+        async with serving(backend=backend) as service:
+            run = await service.add_run(spec_of(), WORDS)
+            device = await device_of(service)
+            monkeypatch.setattr(backend, "worst_case", lambda *_: worst)
+            assert await device.claim() is None
+            with pytest.raises(ProblemError, match=r"more than 2\*\*53 tokens") as refused:
+                await service.resume_run(run)
+            detail = refused.value.detail
+            assert (refused.value.code, run.state.reason) == (
+                "backend_blocked",
+                f"paused: {detail}",
+            )
 
 
 class TestEvaluation:

@@ -253,9 +253,8 @@ class TestProtocol:
 
 class TestLimits:
     async def test_clients_have_a_rate(self) -> None:
-        async with serving(
-            limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_client": 3.0})
-        ) as server:
+        limits = NO_LIMITS.model_copy(update={"requests_per_minute_per_client": 3.0})
+        async with serving(limits=limits) as server:
             (_, one), (_, two) = await server.enrol(FLEET), await server.enrol(FLEET)
             for _ in range(3):
                 await server.ok("GET", "/v1/runs", token=one)
@@ -265,9 +264,8 @@ class TestLimits:
             await server.ok("GET", "/v1/runs", token=two)
 
     async def test_unknown_callers_of_one_address_share_a_rate(self) -> None:
-        async with serving(
-            limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
-        ) as server:
+        limits = NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
+        async with serving(limits=limits) as server:
             _, credential = await server.enrol(FLEET)
             codes = [await server.refused("GET", "/v1/runs", token="wrong") for _ in range(8)]
             assert codes == ["unauthorized"] * 4 + ["rate_limited"] * 4
@@ -276,9 +274,8 @@ class TestLimits:
             await server.ok("GET", "/healthz")
 
     async def test_a_caller_that_guesses_is_blocked_soon(self) -> None:
-        async with serving(
-            limits=NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 3.0})
-        ) as server:
+        limits = NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 3.0})
+        async with serving(limits=limits) as server:
             _, credential = await server.enrol(FLEET)
             for token in ("one", "two", "three"):
                 assert await server.refused("GET", "/v1/runs", token=token) == "unauthorized"

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import structlog
+from pydantic import ValidationError
 
 from fedone_sdk import errors
 from fedone_sdk.aggregator.rounds import RoundMachine
@@ -174,7 +175,8 @@ async def query_as_evaluation(
     finally:
         # A cancelled reservation is settled, too, because the store may have it.
         for lease_id, used in call.shares(call.spent + sent):
-            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used, role=role)
+            amounts = {"used": used, "reserved": call.reserved(lease_id)}
+            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, role=role, **amounts)
             await persist(run, settle)
 
 
@@ -333,7 +335,7 @@ class ModelChecks:
         Otherwise update the upper bound on the cost of a query.
 
         Raises:
-            ProblemError: The model is still unavailable.
+            ProblemError: The model is still unavailable, or costs too much and the run pauses.
         """
         base = run.base
         if base.gateway_model == "":
@@ -346,7 +348,11 @@ class ModelChecks:
                     "backend_unavailable", "the model is not available at the moment"
                 ) from exc
         elif self._backend is not None and base.gateway_model is not None:
-            worst_query = _worst_query(run.spec, self._backend)
+            try:
+                worst_query = _worst_query(run.spec, self._backend)
+            except errors.SpecError as exc:
+                await run.pause(exc)
+                raise errors.ProblemError("run_conflict", "the run is paused") from exc
             if worst_query != base.worst_query:
                 run.use_machine(base.with_model(base.gateway_model, worst_query))
 
@@ -361,7 +367,19 @@ class ModelChecks:
 
 
 def _worst_query(spec: RunSpec, backend: LLMBackend) -> Usage:
-    return backend.worst_case(spec.method.batch_size, spec.task.max_written)
+    """Return the upper bound on the cost of a query; a `SpecError` if a round's cost overflows."""
+    seats, method = spec.participation.clients_per_round, spec.method
+    queries = seats * (method.num_samples * method.local_steps + 1)  # +1 for a new candidate
+    try:
+        worst = backend.worst_case(method.batch_size, spec.task.max_written)
+        _ = worst * queries
+    except ValidationError as exc:
+        raise errors.SpecError(
+            "backend: the model may bill more than 2**53 tokens or dollars for one round. Compare "
+            "the bills in the log with the provider's; then set a lower max_input_tokens or "
+            "method.batch_size, or restart the server"
+        ) from exc
+    return worst
 
 
 def check_required_model(machine: RoundMachine) -> None:

@@ -33,6 +33,7 @@ from fedone_sdk.task import Bias, Example, ScoreFunction, TaskSpec
 _log = structlog.get_logger(__name__)
 
 _RETRY_S = 1.0
+_NEED_OPERATOR = (errors.BackendBlocked, errors.BudgetExhausted, errors.SpecError)
 
 
 class _ShownPrompt(NamedTuple):
@@ -90,7 +91,7 @@ class Evaluation(calls.Companion):
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
             return  # The run was already measured before the server restarted.
-        has_baselines = await self._measure_baselines()
+        await self._measure_baselines()
         while not run.state.paused:
             if run.state.running or not self._points.empty():
                 self._is_waiting = True
@@ -101,19 +102,18 @@ class Evaluation(calls.Companion):
             else:
                 at = run.state.round, run.state.rollbacks
                 await self._wait_for_leadership()
-                has_baselines = has_baselines or await self._measure_baselines()
+                await self._measure_baselines()  # Those that another leader or a failure left out.
                 await self._measure_whole("after", self._deployable(run.state), at)
                 if not run.state.running and at == (run.state.round, run.state.rollbacks):
                     return
 
-    async def _measure_baselines(self) -> bool:
-        """Measure missing baselines on the leader; return whether this replica is the leader."""
+    async def _measure_baselines(self) -> None:
+        """Measure the missing baselines, if this replica is the leader."""
         if not self._is_leader():
-            return False
+            return
         await self._measure_whole("no_prompt", _ShownPrompt())
         untrained = self._deployable(self._run.base.initial_state())
         await self._measure_whole("before", _ShownPrompt(untrained.prompt))
-        return True
 
     async def _wait_for_leadership(self) -> None:
         state = self._run.state
@@ -176,12 +176,17 @@ class Evaluation(calls.Companion):
 
     async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
         run = self._run
-        try:
-            verdict = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
-        except Exception:
-            # The metric is stored nevertheless, because it is valid without a verdict.
-            _log.error("the verdict failed", run_id=run.run_id, traceback=traceback.format_exc())
-            return None
+        while True:
+            try:
+                verdict = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
+                break
+            except errors.StoreUnavailable as exc:
+                await self._wait_for_store(exc)
+            except Exception:
+                # The metric is stored nevertheless, because it is valid without a verdict.
+                lines = traceback.format_exc()
+                _log.error("the verdict failed", run_id=run.run_id, traceback=lines)
+                return None
         if isinstance(self._score, Judge) and verdict.conclusion != "no_prompt":
             preferred = await self._preference(self._score, tuned)
             verdict = verdict.model_copy(update={"preference": preferred})
@@ -204,27 +209,32 @@ class Evaluation(calls.Companion):
     ) -> tuple[float, Prediction] | None:
         """Return a prompt's metric and predictions; None if no metric could be measured."""
         run = self._run
-        if run.state.paused:
-            return None
-        try:
-            task, queries, answers = await self._query_prompt(shown, examples)
-            prediction = await Prediction.of(
-                task, queries, answers, examples, score=self._score, measure=self._metric
-            )
-            self._bugs.reset(run)
-            return None if prediction.metric is None else (prediction.metric, prediction)
-        except (errors.BackendError, errors.BudgetExhausted, errors.SpecError) as exc:
-            _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
-            if isinstance(exc, (errors.BackendBlocked, errors.BudgetExhausted, errors.SpecError)):
-                await run.pause(exc)
-        except errors.ProblemError as exc:
-            _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-        except errors.StoreUnavailable as exc:
-            _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
-        except Exception as exc:
-            # A repeated bug pauses the run, because each measurement is charged in full.
-            await calls.persist(run, partial(self._bugs.add, run, exc))
+        while not run.state.paused:
+            try:
+                task, queries, answers = await self._query_prompt(shown, examples)
+                prediction = await Prediction.of(
+                    task, queries, answers, examples, score=self._score, measure=self._metric
+                )
+                self._bugs.reset(run)
+                return None if prediction.metric is None else (prediction.metric, prediction)
+            except (errors.BackendError, errors.BudgetExhausted, errors.SpecError) as exc:
+                _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
+                if isinstance(exc, _NEED_OPERATOR):
+                    await calls.persist(run, partial(run.pause, exc))
+            except errors.ProblemError as exc:
+                _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
+            except errors.StoreUnavailable as exc:
+                await self._wait_for_store(exc)
+                continue
+            except Exception as exc:
+                # A repeated bug pauses the run, because each measurement is charged in full.
+                await calls.persist(run, partial(self._bugs.add, run, exc))
+            break
         return None
+
+    async def _wait_for_store(self, cause: errors.StoreUnavailable) -> None:
+        _log.error("evaluation waits", run_id=self._run.run_id, reason=str(cause))
+        await asyncio.sleep(_RETRY_S)
 
     async def _query_prompt(
         self, shown: _ShownPrompt, examples: Sequence[Example]

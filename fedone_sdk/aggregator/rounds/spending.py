@@ -9,7 +9,7 @@ from typing import Literal
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
 from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
+from fedone_sdk.errors import BudgetExhausted, ProblemError
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
@@ -163,8 +163,7 @@ def settle_call(
         # The seat or the replica was lost, and `reserved` was charged. The bill may be higher.
         if (missing := used.beyond(reserved)) == NOTHING:
             return Result(state=state)
-        account = replace(state.account, spent=state.account.spent + missing)
-        return Result(state=replace(state, account=account))
+        return Result(state=replace(state, account=state.account.charge(missing)))
     sent = {other: worst for other, worst in seat.sent.items() if other != reservation_id}
     seat = replace(seat, sent=sent, used=seat.used + used)
     account = state.account.raise_lease(assignment_id, seat.used + seat.max_pending)
@@ -243,19 +242,21 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
+    reserved: Usage,
     role: ModelRole | None = None,
 ) -> Result[None]:
     """Charge the cost of an evaluation, or of a call of the model in `role`."""
+    account, evaluation = state.account, state.evaluation
+    if lease_id in evaluation.leases:
+        account = account.settle(lease_id, used.without_queries())
+        evaluation = evaluation.settle(lease_id, used)
+    else:  # The replica was lost, and `reserved` was charged. The bill may be higher.
+        if (used := used.beyond(reserved)) == NOTHING:
+            return Result(state=state)
+        account = account.charge(used.without_queries())
+        evaluation = evaluation.charge(used)
     if role == "proposer":
         state = replace(state, proposer=(state.proposer or ProposerReport()).and_then(spent=used))
     elif role == "judge":
         state = replace(state, judge=(state.judge or NOTHING) + used)
-    try:
-        state = replace(
-            state,
-            evaluation=state.evaluation.settle(lease_id, used),
-            account=state.account.settle(lease_id, used.without_queries()),
-        )
-    except UnknownLease as exc:
-        raise ProblemError("not_found", str(exc)) from exc
-    return Result(state=state)
+    return Result(state=replace(state, account=account, evaluation=evaluation))

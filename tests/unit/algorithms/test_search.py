@@ -38,25 +38,18 @@ def found(method: PromptSearch, state: State) -> float:
     return float(cost(method.prompt(state)[None])[0])
 
 
-def test_no_prompt_is_measured_on_every_client() -> None:
-    method = RandomSearch(**SIZES)
+@pytest.mark.parametrize("kind", [RandomSearch, ThompsonSampling])
+def test_no_prompt_or_the_incumbent_is_measured_on_every_client(kind: type[PromptSearch]) -> None:
+    method = kind(**SIZES)
     state = method.init()
     for step in range(6):
         candidates = method.ask(state, stream(step))
-        assert (candidates.prompts[0] == 0).all()
-        state = method.tell(state, candidates, cost(candidates.prompts))
-    row = np.flatnonzero((state.memory["prompts"] == 0).all(axis=1))[0]
-    assert (state.memory["rows"] == row).sum() >= 6
-
-
-def test_the_incumbent_is_measured_on_every_client() -> None:
-    method = ThompsonSampling(**SIZES)
-    state = method.init()
-    for step in range(6):
-        candidates = method.ask(state, stream(step))
-        before = method.prompt(state) if step else np.zeros(4)
+        before = method.prompt(state) if step and kind is ThompsonSampling else np.zeros(4)
         assert candidates.prompts[0].tolist() == before.tolist()
         state = method.tell(state, candidates, cost(candidates.prompts))
+    if kind is RandomSearch:
+        row = np.flatnonzero((state.memory["prompts"] == 0).all(axis=1))[0]
+        assert (state.memory["rows"] == row).sum() >= 6
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -63,23 +63,11 @@ class AnyOrder(RuleBasedStateMachine):
         if gateway:
             caps |= {"requests": requests, "usd": usd}  # type: ignore[dict-item]
         budget = {unit: cap for unit, cap in caps.items() if cap is not None}
-        self.game = Game(
-            spec_of(
-                rounds=rounds,
-                budget=budget or None,
-                participation={
-                    "exchange": exchange,
-                    "clients_per_round": clients_per_round,
-                    "selection": selection,
-                    "own_models": "trusted" if trusted else "charged",
-                    "min_clients": 1,
-                },
-                **options,
-            ),
-            gateway=gateway,
-            MAX_LOST=max_lost,
-            MAX_RENEWALS=max_renewals,
-        )
+        part = {"exchange": exchange, "clients_per_round": clients_per_round, "min_clients": 1}
+        part |= {"selection": selection, "own_models": "trusted" if trusted else "charged"}
+        options |= {"rounds": rounds, "budget": budget or None, "participation": part}
+        limits = {"MAX_LOST": max_lost, "MAX_RENEWALS": max_renewals}
+        self.game = Game(spec_of(**options), gateway=gateway, **limits)
         self.memories: dict[int, Any] = {}
         self.known: list[Any] = []
         self.calls: list[dict[str, Any]] = []
@@ -198,7 +186,8 @@ class AnyOrder(RuleBasedStateMachine):
     def evaluation_settled(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(self.evaluations) - 1))
         lease_id, worst = self.evaluations.pop(position)
-        self.apply(spending.settle_evaluation, lease_id=lease_id, used=Usage(queries=worst.queries))
+        used = Usage(queries=worst.queries)
+        self.apply(spending.settle_evaluation, lease_id=lease_id, used=used, reserved=worst)
 
     @rule(seconds=st.sampled_from([1, 10, 60, 100]))
     def time_passes(self, seconds: float) -> None:
@@ -294,7 +283,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "game"):
             return
         for lease_id, worst in self.evaluations:
-            self.apply(spending.settle_evaluation, lease_id=lease_id, used=worst)
+            self.apply(spending.settle_evaluation, lease_id=lease_id, used=worst, reserved=worst)
         if self.state.status in ("stopped", "failed"):
             self.apply(lifecycle.resume)
         for client in self.state.quarantined:

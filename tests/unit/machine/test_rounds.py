@@ -229,16 +229,8 @@ class TestDeterminism:
         def played(arrivals: list[int], answers: list[int]) -> str:
             selection = "proportional" if proportional else "uniform"
             exchange = "losses" if losses else "alpha"
-            game = Game(
-                spec_of(
-                    participation={
-                        "clients_per_round": 3,
-                        "selection": selection,
-                        "exchange": exchange,
-                        "min_clients": 5,
-                    }
-                )
-            )
+            part = {"clients_per_round": 3, "selection": selection, "min_clients": 5}
+            game = Game(spec_of(participation={**part, "exchange": exchange}))
             while game.state.running:
                 held = {client: 3 + client for client in arrivals}
                 game.apply(fill, available=held)

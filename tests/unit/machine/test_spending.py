@@ -72,13 +72,8 @@ class TestBudget:
     @both
     def test_seats_that_were_paid_for_are_aggregated(self, exchange: str) -> None:
         """Two seats and money for one: its work makes the last round."""
-        game = Game(
-            spec_of(
-                rounds=9,
-                budget={"queries": 5},
-                participation={"exchange": exchange, "clients_per_round": 2},
-            )
-        )
+        participation = {"exchange": exchange, "clients_per_round": 2}
+        game = Game(spec_of(rounds=9, budget={"queries": 5}, participation=participation))
         before = game.state.method.alpha
         first, second = game.seat()
         work = game.claim(first)
@@ -93,15 +88,9 @@ class TestBudget:
 
     def test_local_steps_that_were_paid_for_are_aggregated(self) -> None:
         """The money ends between two local steps of the losses exchange."""
-        game = Game(
-            spec_of(
-                rounds=9,
-                local_steps=2,
-                budget={"queries": 5},
-                optimizer="adamw",
-                participation=LOSSES,
-            )
-        )
+        budget = {"queries": 5}
+        run = {"rounds": 9, "local_steps": 2, "budget": budget, "participation": LOSSES}
+        game = Game(spec_of(optimizer="adamw", **run))
         before = game.state.method.alpha
         game.send(game.take())
         assert game.machine.needs_seating(game.state)
@@ -112,12 +101,8 @@ class TestBudget:
         assert game.memories[-1][0] == game.rounds[-1].clients[0]
 
     def test_a_seat_waits_for_the_amount_that_another_returns(self) -> None:
-        game = Game(
-            spec_of(
-                budget={"queries": 5},
-                participation={"clients_per_round": 2, "own_models": "trusted"},
-            )
-        )
+        participation = {"clients_per_round": 2, "own_models": "trusted"}
+        game = Game(spec_of(budget={"queries": 5}, participation=participation))
         first, second = game.seat()
         work = game.claim(first)
         assert work is not None
@@ -210,9 +195,8 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
 
     def test_no_report_passes_its_lease(self) -> None:
         """Caps are on what the server's model costs."""
-        game = Game(
-            spec_of(budget={"requests": 10}, participation={"own_models": "trusted"}), gateway=True
-        )
+        trusted = {"own_models": "trusted"}
+        game = Game(spec_of(budget={"requests": 10}, participation=trusted), gateway=True)
         work = self.claimed(game, own_model=True)
         self.end(game, work, "declined", Usage(queries=1, requests=500))
         assert game.spent == Usage(queries=1, requests=2 * SAMPLES)
@@ -397,17 +381,29 @@ class TestEvaluation:
         assert game.state.evaluation.leased == worst
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=Usage(queries=3, requests=3))
+        used = Usage(queries=3, requests=3)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
 
+    @pytest.mark.parametrize("requests", [4, 7])
+    def test_a_bill_above_what_a_lost_replica_had_reserved_is_charged(self, requests: int) -> None:
+        game, worst = Game(spec_of(), gateway=True), Usage(queries=3, requests=5)
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
+        game.apply(charge_lost_replicas, **ALL_GONE)
+        used = Usage(queries=3, requests=requests)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
+        assert game.state.evaluation.spent == used.at_least(worst)
+        assert game.spent == used.at_least(worst).without_queries()
+
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
-        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=Usage(requests=4))
+        worst = Usage(requests=4)
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         assert len(game.seat()) == 1
         assert game.claim(game.state.seats[0].client) is None
         assert game.state.running
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING, reserved=worst)
         assert game.take().leased_queries == 2
 
 
