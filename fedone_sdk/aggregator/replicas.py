@@ -272,13 +272,9 @@ class Replicas:
                 signal = signals.SIGNAL.validate_json(text)
             except ValidationError:
                 _log.warning("a signal of a newer version was ignored")
-        if signal is None:
-            await self._reload_all()
-        else:
-            await self._apply_signal(signal)
-
-    async def _apply_signal(self, signal: signals.Signal) -> None:
         match signal:
+            case None:
+                await self._reload_all()
             case signals.RunChanged():
                 await self._on_run_changed(signal)
             case signals.RunsChanged():

@@ -74,7 +74,6 @@ class Draft:
 
     Attributes:
         task: The section ``task``, without a metric and without a limit on the length of texts.
-        slots: The candidates of each slot.
         multi_token: Whether label words have several tokens.
         char_s: Seconds that the model needs per character of text; None if not measured.
     """

@@ -203,13 +203,11 @@ class _Worker(Thread):
             self._calls.put(call)
 
     def wait(self) -> None:
-        """Wait until the thread has ended."""
         self.join(_PATIENCE_S)
         if self.is_alive():
             _log.warning("a tracker has not finished", tracker=self._tracker, waited_s=_PATIENCE_S)
 
     def run(self) -> None:
-        """Create the tracker, and call it."""
         try:
             tracker = self._factory(self._tracked)
             while (call := self._calls.get()) is not None:

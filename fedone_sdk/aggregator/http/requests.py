@@ -70,8 +70,6 @@ class RequestContext:
 
     Attributes:
         route: The route; None if no route matched.
-        caller: The authenticated device or user.
-        run: The run that the request concerns.
         upload: Size of the request body, bytes.
     """
 
