@@ -146,8 +146,6 @@ class Replicas:
         if is_earlier or not run.state.running:  # The timer of an ended run is removed.
             self._changed.set()
 
-    # Leader
-
     async def tick(self) -> None:
         """Apply deadlines, and charge model calls whose replica has exited."""
         if self.store.shared:
@@ -253,8 +251,6 @@ class Replicas:
         ]
         return max(min(due) - self.clock.now(), 0.001) if due else None
 
-    # Signals
-
     def _enqueue(self, text: str | None) -> None:
         if self._signals.qsize() >= _MAX_SIGNALS:
             while not self._signals.empty():
@@ -324,8 +320,6 @@ class Replicas:
         finally:
             self.dispatcher.wake()
             self._changed.set()
-
-    # Retention
 
     async def _sweep_hourly(self) -> None:
         while True:

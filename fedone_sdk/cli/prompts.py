@@ -29,15 +29,7 @@ from fedone_sdk.messages import Preference
 from fedone_sdk.messages.run import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.spec import BackendSpec, load_backend
-from fedone_sdk.task import (
-    MAX_BIAS,
-    Example,
-    Filling,
-    TaskSpec,
-    TextPrompt,
-    form_of,
-    words_of,
-)
+from fedone_sdk.task import MAX_BIAS, Example, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS, special_token
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
@@ -64,7 +56,7 @@ def use(
     Args:
         path (ARTEFACT): A prompt artefact, written by `fedone runs export --as prompt`.
         data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line. With -,
-            standard input is read: each line is a JSON object or a text.
+            standard input is read: each line is a JSON object or a text. Blank lines are skipped.
         form: What to print without --data: the prompt's exact text (text), the model's input with
             the prompt (template), a program that uses the prompt (python), or the arguments of
             MLflow's register_prompt (mlflow).

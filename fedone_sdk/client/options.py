@@ -149,9 +149,7 @@ class Hooks:
                 kind = type(hook).__name__
                 raise ArgumentError(f"hooks.{field.name}: is {kind}; it must be a function")
         if inspect.iscoroutinefunction(self.on_event):
-            raise ArgumentError(
-                "hooks.on_event: must be a plain function, because nobody awaits it"
-            )
+            raise ArgumentError("hooks.on_event: must not be async, because it is not awaited")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

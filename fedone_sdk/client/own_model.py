@@ -221,10 +221,7 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the examples with the parent's highest and lowest losses; none if all were right.
-
-    Examples with generated texts are left out after a restart, because the texts are not stored.
-    """
+    """Return the examples with the parent's highest and lowest losses; none if all were right."""
     task, batch = step.task_at(parent), step.batch
     answers, _ = step.answered(parent) or ((), "")
     answered = [
@@ -232,6 +229,7 @@ def _cases(step: Step, parent: int) -> list[Judged]:
         for loss, answer, example, texts in zip(
             step.losses(parent), answers, batch.examples, batch.texts, strict=True
         )
+        # After a restart a generated text has only its loss, because the text is not stored.
         if loss is not None and isinstance(answer, (Score, tuple))
     ]
     if all(_is_right(task, answer, example) for _, answer, example, _ in answered):

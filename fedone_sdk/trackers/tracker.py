@@ -45,15 +45,12 @@ class Tracker(Protocol):
 
     def round(self, report: RoundReport, queries: int) -> None:
         """Record a finished round; `queries` are the training queries up to its end."""
-        ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
         """Record the deployable prompt's metric on the dev split."""
-        ...
 
     def end(self, result: RunResult | None) -> None:
         """Record the end of the run, as the last call; None means that the run was aborted."""
-        ...
 
 
 TrackerFactory = Callable[[TrackedRun], Tracker]

@@ -293,9 +293,6 @@ def _request_id(request: web.Request) -> str:
     return sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
 
-# Responses
-
-
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Convert errors to problem+json responses with stable codes (middleware)."""

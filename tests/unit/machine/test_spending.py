@@ -392,9 +392,7 @@ class TestEvaluation:
         game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         game.apply(charge_lost_replicas, **ALL_GONE)
         used = Usage(queries=3, requests=requests)
-        game.apply(
-            settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst, role="judge"
-        )
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
         assert game.state.evaluation.spent == used.at_least(worst)
         assert game.spent == used.at_least(worst).without_queries()
 
