@@ -131,7 +131,6 @@ class Defence:
     only_bounds: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         _checks.integer("num_samples", self.num_samples, minimum=2)
         if self.trust_region is not None:
             _checks.number("trust_region", self.trust_region)

@@ -137,13 +137,9 @@ class Evaluator:
         return cls(
             observed=observed,
             features=features,
-            present=parts.present,
-            kernel=parts.kernel,
-            inverse=parts.inverse,
-            batches=parts.batches,
-            reml=parts.reml,
             classes=parts.posteriors(observed, parts.batches.centred(observed.losses)),
             reference=observed.row(features.space.reference),
+            **parts._asdict(),
         )
 
     def estimates(self, against_row: int | None = None) -> Estimates:
@@ -200,7 +196,7 @@ class Evaluator:
     def confirmed(self) -> NDArray[np.bool_]:
         """Whether each prompt is confirmed, as `incumbent` defines it, shape (P,)."""
         evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
-        confirmed: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
+        confirmed = np.all(evaluations >= _CONFIRMED, axis=1)
         if self.reference is not None:
             confirmed[self.reference] = True
         return confirmed

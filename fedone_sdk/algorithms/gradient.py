@@ -119,7 +119,6 @@ class PolicyGradient(PlainAlgorithm, ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the options."""
         _checks.samples_and_seed(self.num_samples, self.seed)
         _checks.number("learning_rate", self.learning_rate)
         # Rounded to float32 like alpha, so that entries at the floor are equal to it.
@@ -224,7 +223,6 @@ class GumbelSoftmaxBDPL(PolicyGradient):
     tau: float
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super(GumbelSoftmaxBDPL, self).__post_init__()
         _checks.number("tau", self.tau)
 

@@ -48,7 +48,6 @@ class Candidates:
     holder: Holder | None = None
 
     def __post_init__(self) -> None:
-        """Check the arrays and keep read-only copies."""
         prompts = np.array(self.prompts)
         probabilities = np.array(self.probabilities, dtype=np.float64)
         if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
@@ -92,7 +91,6 @@ class ClassLosses:
     biases: NDArray[np.floating[Any]]
 
     def __post_init__(self) -> None:
-        """Check the arrays and keep read-only copies."""
         means = np.array(self.means, dtype=np.float64)
         if means.ndim != 3 or means.shape[2] < 3 or not np.isfinite(means).all():
             raise ValueError("means must be finite numbers of shape (I, K, 2 + C)")

@@ -37,7 +37,6 @@ class State:
     memory: Memory = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the arrays and keep read-only copies."""
         alpha = _frozen_copy(self.alpha, np.dtype("<f4"))
         if alpha.ndim != 2 or alpha.size == 0:
             raise ValueError(f"alpha must be a matrix (n, N), not of shape {alpha.shape}")

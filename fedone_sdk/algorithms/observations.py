@@ -6,7 +6,7 @@ Shapes: P prompts of n positions, E losses, J mini-batches, K classes (groups), 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -138,18 +138,7 @@ class Observations:
 
     def memory(self) -> dict[str, NDArray[np.generic]]:
         """Return the observations as entries of a state's memory."""
-        return {
-            "prompts": self.prompts,
-            "rows": self.rows,
-            "batches": self.batches,
-            "means": self.means,
-            "scored_at": self.scored_at,
-            "examples": self.examples,
-            "targets": self.targets,
-            "trust": self.trust,
-            "biases": self.biases,
-            "clients": self.clients,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def with_batch(self, prompts: Ints, losses: ClassLosses, holder: Holder | None = None) -> Self:
         """Return the observations with one mini-batch's losses added.

@@ -106,7 +106,6 @@ class PromptSearch(ABC):
     _features: Features = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the options."""
         _checks.samples_and_seed(self.num_samples, self.seed)
         if self.search is not None:
             _checks.integer("search", self.search)

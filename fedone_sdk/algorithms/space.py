@@ -126,7 +126,6 @@ class Space:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise unless the positions are consistent."""
         if not self.sizes or not len(self.sizes) == len(self.blanks) == len(self.slots):
             raise ValueError("a space needs a size, a blank and a slot for each position")
         if min(self.sizes) < 1 or max(self.sizes) < 2:
