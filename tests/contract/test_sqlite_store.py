@@ -127,6 +127,18 @@ class TestFile:
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await store.ping()
 
+    @pytest.mark.parametrize("replaced", [False, True])
+    async def test_a_file_that_was_deleted_or_replaced(
+        self, replaced: bool, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "store.db"
+        async with opened(file) as store:
+            file.unlink()
+            if replaced:
+                file.touch()
+            with pytest.raises(StoreUnavailable, match="deleted or replaced while it was open"):
+                await store.add_run(RUN)
+
     async def test_must_be_open(self, tmp_path: Path) -> None:
         store = SqlStore.sqlite(tmp_path / "store.db")
         await store.close()
