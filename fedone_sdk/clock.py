@@ -19,7 +19,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return seconds since the Unix epoch."""
-        ...
 
 
 def _elapsed_s() -> float:

@@ -90,8 +90,6 @@ def feedback(task: TaskSpec, answer: LogProbs | Score, example: Example) -> str:
     return answered if best == target else f"expected {words[target]!r}, {answered}"
 
 
-# Statistics for label biases
-
 MAX_CLASSES = 4
 """The largest number of labels for which a device reports a mean loss per class."""
 

@@ -98,8 +98,6 @@ class Access:
         if client is not None and client.revoked_at is not None:
             self._notify_revoked(client)
 
-    # Tokens
-
     async def check_token(self, token: str | None) -> None:
         """Refuse a request without a valid token (``unauthorized``) before its body is read."""
         if token is not None:
@@ -144,8 +142,6 @@ class Access:
             raise ProblemError("not_found", f"there is no enrolment token {name!r}")
         self._count_and_log("token_revoked", {"token": name})
         return token
-
-    # Clients
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a client, or refuse its token (``unauthorized``).
@@ -260,8 +256,6 @@ class Access:
         clients = [await self.record(index) for index in indices]
         return ["unknown" if client is None else client.client_id for client in clients]
 
-    # Cache
-
     def _cached(self, secret_sha256: str) -> ClientRecord | None:
         # An attacker who measures the duration can learn the digest, but not the secret.
         index = self._index_by_secret.get(secret_sha256)
@@ -302,8 +296,6 @@ class Access:
         self._generation += 1
         self._evict(index)
 
-    # Changes
-
     async def _record_seen(self, client: ClientRecord) -> None:
         now = self._clock.now()
         await self._store.change_client(client.index, seen_at=now)
@@ -334,8 +326,6 @@ class Access:
     ) -> None:
         self.changes[change] += 1
         (_log.info if expected else _log.warning)(_CHANGE_TEXTS[change], **facts)
-
-    # Tokens of the configuration
 
     def _has_token(self, secret_sha256: str) -> bool:
         # Compares with all tokens, so that the duration does not reveal which token matched.

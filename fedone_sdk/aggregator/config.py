@@ -331,10 +331,7 @@ class ServeConfig(Spec):
 
 
 def _dev_rows(spec: RunSpec, folder: Path) -> tuple[tuple[Example, ...], str | None]:
-    """Return the rows of `data.dev`, or the reason why there are none.
-
-    A missing file is not an error, because the RUN.yaml may come from another machine.
-    """
+    """Return the rows of `data.dev` (the file may be on another machine), or why there are none."""
     source = None if spec.data is None else spec.data.dev
     if source is None:
         return (), "RUN.yaml names no data.dev"
@@ -382,8 +379,6 @@ def _model_of(backend: BackendSpec, folder: Path) -> dict[str, Any]:
         document["model"] = (folder / user_path(backend.model)).resolve()
     return document
 
-
-# The file and the environment
 
 _PREFIX = "FEDONE_"
 _DELIMITER = "__"

@@ -146,8 +146,6 @@ class Replicas:
         if is_earlier or not run.state.running:  # The timer of an ended run is removed.
             self._changed.set()
 
-    # Leader
-
     async def tick(self) -> None:
         """Apply deadlines, and charge model calls whose replica has exited."""
         if self.store.shared:
@@ -253,8 +251,6 @@ class Replicas:
         ]
         return max(min(due) - self.clock.now(), 0.001) if due else None
 
-    # Signals
-
     def _enqueue(self, text: str | None) -> None:
         if self._signals.qsize() >= _MAX_SIGNALS:
             while not self._signals.empty():
@@ -276,13 +272,9 @@ class Replicas:
                 signal = signals.SIGNAL.validate_json(text)
             except ValidationError:
                 _log.warning("a signal of a newer version was ignored")
-        if signal is None:
-            await self._reload_all()
-        else:
-            await self._apply_signal(signal)
-
-    async def _apply_signal(self, signal: signals.Signal) -> None:
         match signal:
+            case None:
+                await self._reload_all()
             case signals.RunChanged():
                 await self._on_run_changed(signal)
             case signals.RunsChanged():
@@ -324,8 +316,6 @@ class Replicas:
         finally:
             self.dispatcher.wake()
             self._changed.set()
-
-    # Retention
 
     async def _sweep_hourly(self) -> None:
         while True:

@@ -24,8 +24,9 @@ from fedone_sdk.aggregator.rounds import RoundMachine, lifecycle, seats
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
-from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
+from fedone_sdk.backends import Answer, LLMBackend, Query, usable_vocabulary
 from fedone_sdk.backends.judge import MAX_TOKENS, Judge
+from fedone_sdk.backends.model_client import metered
 from fedone_sdk.budget import Budget
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.data import check_examples
@@ -74,7 +75,7 @@ class Service:
         self._observe_commit = observe_commit
         self.store = store
         self.clock = clock
-        self._backend = backend = None if backend is None else _metered(backend)
+        self._backend = backend = None if backend is None else metered(backend)
         self._models = calls.ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend)
         # Run id -> the run's evaluation and proposer.
@@ -115,8 +116,6 @@ class Service:
             retention=retention,
             delete=self._delete,
         )
-
-    # Lifetime
 
     async def open(self) -> None:
         """Open the store, and start to load its live runs. If this fails, call `stop`.
@@ -189,8 +188,6 @@ class Service:
         """Why the gateway's model is unavailable; None if it is available, or there is no model."""
         return None if self._backend is None else self._backend.trouble
 
-    # Runs
-
     async def add_run(
         self,
         spec: RunSpec,
@@ -249,7 +246,7 @@ class Service:
             added.append(evaluation)
         kind = Reflections if spec.prompt.reflects else Proposer
         if proposer is not None and kind not in kinds:
-            added.append(kind(run, _metered(proposer), model=self._backend))
+            added.append(kind(run, metered(proposer), model=self._backend))
         for companion in added:
             self._companions.setdefault(run.run_id, []).append(companion)
             companion.on_started()
@@ -333,8 +330,6 @@ class Service:
             self.dispatcher.remove_run(run)
         for companion in self._companions.pop(run_id, ()):
             await companion.aclose()
-
-    # Control of a run
 
     async def stop_run(
         self, run: ServedRun, reason: str | None = None, *, gently: bool = False, keep: bool = False
@@ -448,8 +443,3 @@ class Service:
             self.dispatcher.wake()
         for listener in self.listeners:
             listener(run, change)
-
-
-def _metered(backend: LLMBackend) -> LLMBackend:
-    """Return a backend that charges each request to the payer of its query (`CallBudget`)."""
-    return backend if backend.metered else ModelClient(backend)

@@ -28,11 +28,9 @@ class Optimizer(Protocol):
 
     def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
         """Return the next parameters and memory; the initial memory is empty."""
-        ...
 
     def longest_step(self, largest: float) -> float:
         """Return a bound on how far `update` moves a parameter of at most `largest`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,21 +155,17 @@ class Algorithm(Protocol):
     @property
     def num_samples(self) -> int:
         """The largest number of prompts per ask, I."""
-        ...
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of `alpha`, (n, N)."""
-        ...
 
     @property
     def shares_memory(self) -> bool:
         """Whether all clients share one memory; False if each client has its own."""
-        ...
 
     def init(self) -> State:
         """Return the untrained state."""
-        ...
 
     def check(self, state: State) -> None:
         """Raise unless the method can continue from a state, which may come from a client.
@@ -177,35 +173,27 @@ class Algorithm(Protocol):
         Raises:
             ValueError: Alpha has another shape, or the memory is not one of this method.
         """
-        ...
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest feasible `alpha`; a feasible `alpha` is unchanged, bit for bit."""
-        ...
 
     def prompt(self, state: State) -> Ints:
         """Return the deployable prompt: the indices of n candidates."""
-        ...
 
     def bias(self, state: State) -> Floats | None:
         """Return the deployable prompt's label bias, shape (C,); None if no biases are fitted."""
-        ...
 
     def plain_bias(self, state: State) -> Floats | None:
         """Return the label bias of "no prompt", fitted to its losses; None if it has no losses."""
-        ...
 
     def finished(self, state: State) -> bool:
         """Return whether the method has converged, so that further rounds change nothing."""
-        ...
 
     def search_on(self, state: State) -> State:
         """Return the state for further asks, if a raised cap allows more asks than planned."""
-        ...
 
     def wanted(self, state: State) -> int:
         """Return the preferred number of prompts of the next ask, at most I."""
-        ...
 
     def ask(
         self,
@@ -215,7 +203,6 @@ class Algorithm(Protocol):
         holder: Holder | None = None,
     ) -> Candidates:
         """Return `num_samples` prompts (by default `wanted`) to score on rows of `holder`."""
-        ...
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
         """Return the next state.
@@ -229,7 +216,6 @@ class Algorithm(Protocol):
         Raises:
             ValueError: The arguments do not fit each other or the method.
         """
-        ...
 
 
 class PlainAlgorithm:

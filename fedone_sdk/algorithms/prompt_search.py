@@ -255,8 +255,6 @@ class PromptSearch(ABC):
         """Return the row of the prompt to deploy."""
         return known.evaluator.incumbent(known.estimates)
 
-    # Making prompts
-
     @property
     def _calibrates(self) -> bool:
         return self.num_labels > 1
@@ -317,8 +315,6 @@ class PromptSearch(ABC):
         challengers = worse[np.argsort(known.estimates.optimistic[worse], kind="stable")]
         rows = [*first, *best, *challengers.tolist()]
         return np.array(rows[:number], dtype=np.int64)
-
-    # Memory
 
     def _known(self, state: State) -> Known:
         evaluator = Evaluator.of(self._observed(state), self._features, self._values(state))
@@ -392,16 +388,9 @@ class PromptSearch(ABC):
 
     def _as_losses(self, candidates: Candidates, losses: ArrayLike | ClassLosses) -> ClassLosses:
         if isinstance(losses, ClassLosses):
-            if len(losses.means) != len(candidates.prompts):
-                raise ValueError(
-                    f"losses must be of {len(candidates.prompts)} prompts, not {len(losses.means)}"
-                )
             _checks.losses(losses.means[:, 0, 0], candidates, shape=self.shape)
             return losses
-        values = _checks.losses(losses, candidates, shape=self.shape)
-        return ClassLosses.plain(values)
-
-    # Successive halving
+        return ClassLosses.plain(_checks.losses(losses, candidates, shape=self.shape))
 
     def _progress(self, state: State) -> Floats:
         """Return the number of asks, and the first ask of the halving (-1 before the halving)."""

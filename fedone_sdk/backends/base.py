@@ -152,7 +152,6 @@ class LLMBackend(ABC):
     Attributes:
         bounds: The units that `worst_case` bounds. A run with a cap in another unit is refused at
             its start.
-        answers: The supported kinds of queries.
         takes_schema: Whether the backend can constrain a generated text to a JSON schema.
         max_inputs: Maximum number of inputs per request; `ModelClient` splits longer queries. None
             means no limit.
@@ -268,7 +267,6 @@ class Wrapper(LLMBackend):
     """Delegates all methods to the inner backend; subclasses override some.
 
     Args:
-        inner: The backend.
         changes: Values that replace fields of every query, such as ``payer``.
     """
 

@@ -246,6 +246,11 @@ class ModelClient(Wrapper):
         return await self._limiter.run("" if payer is None else payer.name, tokens, pay)
 
 
+def metered(backend: LLMBackend) -> LLMBackend:
+    """Return a backend that charges the payer of a query, failed attempts included."""
+    return backend if backend.metered else ModelClient(backend)
+
+
 def _as_one_query(usage: Usage) -> Usage:
     return usage.model_copy(update={"queries": 1})
 

@@ -33,8 +33,6 @@ _ADVICE = "use codes, such as ' A', and explain them by a slot {name: codes, can
 
 
 class _Prepared(NamedTuple):
-    """An input as messages."""
-
     contents: Contents
     min_tokens: int  # Lower bound on the prompt tokens.
     worst: Usage
@@ -219,8 +217,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def reset(self) -> None:
         self._watch.reset()
 
-    # From an input to messages
-
     def _load_counter(self) -> tokens.TokenCounter:
         """Load the counter, if it is not loaded; called in the token thread only."""
         if self._counter is None:
@@ -284,8 +280,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             "required": ["label"],
             "additionalProperties": False,
         }
-
-    # From a completion to an answer
 
     async def _usage(self, query: Query, prepared: _Prepared, completion: Completion) -> Usage:
         choices = completion.choices
@@ -360,8 +354,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             label = words[row.index(0.0)] if 0.0 in row else choice.written or ""
             self._watch.note(query.label_words, [label], device=query.device)
         return row
-
-    # The list of models
 
     async def _fetch_model_entry(self) -> Mapping[str, Any] | None:
         """Return the server's entry for the model; None if the server has no list of models."""

@@ -115,11 +115,8 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
 
 
 def _cut_at_stop(query: Query, text: str) -> str:
-    """Cut a text at the first stop string, and to the maximum length of a text in a message.
-
-    Not every model stops at a stop string. Texts in messages to devices have a maximum length. The
-    server cuts its own texts too, so that devices and the server compute the same losses.
-    """
+    """Cut a text at the first stop string, and to the maximum length of a text in a message."""
+    # The server cuts its own texts too, so that devices and the server compute the same losses.
     for stop in query.stop:
         text = text.partition(stop)[0]
     return text[:MAX_WRITTEN_CHARS]

@@ -77,7 +77,10 @@ class Retries:
                     raise
                 wait_s = self._wait_s(failures, exc)
                 _log.info("trying again", attempt=failures, wait_s=wait_s, reason=str(exc))
-            await self._pause(wait_s)
+            if self._refusal is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._opened.wait()
 
     @property
     def trouble(self) -> str | None:
@@ -164,9 +167,3 @@ class Retries:
         bound = min(_FIRST_WAIT_S * 2 ** (number - 1), self._spec.max_wait_s)
         jitter = random.uniform(0, bound)
         return min((failure.retry_after_s or 0.0) + jitter, self._spec.max_wait_s)
-
-    async def _pause(self, seconds: float) -> None:
-        if self._refusal is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._opened.wait()

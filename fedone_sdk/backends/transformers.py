@@ -321,22 +321,17 @@ def find_checkpoint(model: str) -> Checkpoint:
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise setting_error(f"model: there is no folder {model!r}")
     else:
-        folder = _fetch(model)
+        hub = import_module("huggingface_hub")
+        try:
+            folder = Path(hub.snapshot_download(model, allow_patterns=list(_SMALL_FILES)))
+        except Exception as exc:  # Errors of the hub's client, of its HTTP client, and ValueError.
+            problem = "is not a folder, and the hub does not have it"
+            raise setting_error(f"model: {model!r} {problem}: {first_line(exc)}") from exc
         checkpoint = Checkpoint(model, folder, folder.name)
     for name in _NEEDED_FILES:
         if not (checkpoint.folder / name).is_file():
             raise SpecError(f"needs {name}", source=model)
     return checkpoint
-
-
-def _fetch(model: str) -> Path:
-    hub = import_module("huggingface_hub")
-    try:
-        return Path(hub.snapshot_download(model, allow_patterns=list(_SMALL_FILES)))
-    except Exception as exc:  # Errors of the hub's client, of its HTTP client, and ValueError.
-        raise setting_error(
-            f"model: {model!r} is not a folder, and the hub does not have it: {first_line(exc)}"
-        ) from exc
 
 
 def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:

@@ -159,8 +159,6 @@ class VllmBackend(ServerBackend[_Request]):
         prompt_tokens = num_prompts * (served.max_length - num_new)
         return one_query(prompt_tokens, num_prompts * max(num_new, max_tokens))
 
-    # From a query to a request
-
     async def _prepare(self, query: Query) -> _Request:
         if self._encoder is None:
             await self.check(())
@@ -247,8 +245,6 @@ class VllmBackend(ServerBackend[_Request]):
         worst = one_query(sum(map(len, ids)), len(ids) * max_tokens)
         return _Request("/v1/completions", {**body, **options}, worst, read)
 
-    # The frame of a chat
-
     async def _check_form(self, form: Rendered) -> None:
         if isinstance(self._encoder, ClozeEncoder):
             chat.refuse_chat(form)
@@ -290,8 +286,6 @@ class VllmBackend(ServerBackend[_Request]):
             raise self._server.error_of(reply)
         body = {"model": self._model, "tokens": self._of_vllm(reply.body, "tokens", list)}
         return self._of_vllm(await self._server.call("/detokenize", body), "prompt", str)
-
-    # The server
 
     def _checked(self) -> ServedModel:
         if self._served is None:
@@ -390,7 +384,6 @@ def _rows(rows: Any, num_rows: int, num_columns: int) -> _Rows:
 
 
 def _ending_log_prob(prompt_log_probs: Any, ending: list[int]) -> float:
-    """Return the log-probability of the last tokens of a prompt."""
     last = prompt_log_probs[-len(ending) :]
     pairs = zip(last, ending, strict=True)
     return _log_prob(sum(entry[str(token)]["logprob"] for entry, token in pairs))

@@ -42,7 +42,6 @@ class Payer(Protocol):
     @property
     def name(self) -> str:
         """Name for fair queuing: payers with different names take turns at a model's rate limit."""
-        ...
 
     def reserve(self, worst: Usage) -> contextlib.AbstractAsyncContextManager[Lease]:
         """Reserve `worst` while the body runs, then charge the amount that the body has set.
@@ -50,7 +49,6 @@ class Payer(Protocol):
         Raises:
             BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
-        ...
 
 
 class BudgetGuard:

@@ -115,17 +115,11 @@ def demonstration_candidates(
 
 
 class _Form(NamedTuple):
-    """The part of a template that a shot fills.
+    """The part of a template that a shot fills."""
 
-    Attributes:
-        pieces: As `fedone_sdk.task.pieces_of` returns them.
-        fields: Names of the pieces that are columns of the data.
-        slots: Names of the pieces that are other slots.
-    """
-
-    pieces: list[tuple[str, str | None, int | None]]
-    fields: tuple[str, ...]
-    slots: frozenset[str]
+    pieces: list[tuple[str, str | None, int | None]]  # As `pieces_of` returns them.
+    fields: tuple[str, ...]  # Names of the pieces that are columns of the data.
+    slots: frozenset[str]  # Names of the pieces that are other slots.
 
     @classmethod
     def of(cls, task: TaskSpec, slot_name: str, slots: frozenset[str]) -> _Form:

@@ -72,7 +72,6 @@ class _Printer(structlog.PrintLogger):
     """Drops a line that cannot be written, so that a full disk fails no request."""
 
     def msg(self, message: str) -> None:
-        """Print a line."""
         with suppress(OSError):
             super().msg(message)
 

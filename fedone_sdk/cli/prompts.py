@@ -29,15 +29,7 @@ from fedone_sdk.messages import Preference
 from fedone_sdk.messages.run import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.spec import BackendSpec, load_backend
-from fedone_sdk.task import (
-    MAX_BIAS,
-    Example,
-    Filling,
-    TaskSpec,
-    TextPrompt,
-    form_of,
-    words_of,
-)
+from fedone_sdk.task import MAX_BIAS, Example, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS, special_token
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")

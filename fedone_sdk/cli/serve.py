@@ -273,8 +273,6 @@ def favour_latency() -> None:
     gc.set_threshold(1_000, 10, 2_000)
 
 
-# The store
-
 db = group("Manage a store.", example="fedone db upgrade config.yaml")
 
 

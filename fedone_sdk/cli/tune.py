@@ -236,8 +236,6 @@ def _time(plan: local.RunPlan, *, local: bool, probe: bool) -> str:
     )
 
 
-# The quickstart
-
 _RUN_FILES = {"smollm2-135m-instruct": "quickstart.yaml", "mini": "quickstart-mini.yaml"}
 _SHOWN_CHANGES = 3
 _REPORT = Path("quickstart.html")

@@ -63,8 +63,6 @@ class AdminClient:
         """Close the connections; the next call opens new ones."""
         await self._connection.aclose()
 
-    # Runs
-
     async def create(self, spec: RunSpec) -> messages.RunResult:
         """Create a run on the devices' data and the server's model.
 
@@ -163,8 +161,6 @@ class AdminClient:
                     return
                 yield parsed(messages.RoundReport, data)
         raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
-
-    # Clients and tokens
 
     async def clients(self) -> tuple[messages.ClientInfo, ...]:
         """Return all enrolled clients."""

@@ -252,15 +252,12 @@ class Worker:
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:
-        """Send an update. If it was sent before, the server gives the same answer again.
-
-        If the update is refused while the assignment is open, the work is declined, because the
-        next claim would otherwise return the same assignment.
-        """
+        """Send an update. If it was sent before, the server gives the same answer again."""
         session, facts = self._device.session, facts_of(unsent)
         try:
             await session.call(session.transport.update, unsent.assignment_id, unsent.update)
         except (errors.ProblemError, errors.RefusedBetween) as exc:
+            # Declined, because the next claim would otherwise return the same assignment.
             return await self._failed(unsent, exc)
         self._journal(unsent).delete(accepted=unsent)
         _log.info("updated", **facts)
@@ -270,11 +267,7 @@ class Worker:
     async def _failed(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool = False
     ) -> Turn:
-        """Decline work that failed, unless the server has ended it.
-
-        Raises:
-            Exception: The failure, if the work can resume, or the device's credential is refused.
-        """
+        """Decline failed work; raise if it can resume, or if the credential is refused."""
         try:
             if _is_kept(failure):
                 raise failure
@@ -298,10 +291,7 @@ class Worker:
     async def _decline(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool
     ) -> Turn:
-        """Decline an assignment, so that the server gives its work to another client.
-
-        With `private`, the reason stays on the device, because it may depend on rows.
-        """
+        """Decline an assignment; a `private` reason, which may depend on rows, is not sent."""
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
         if not isinstance(failure, errors.FedOneError):

@@ -198,11 +198,7 @@ class EdgeClient:
         return turn
 
     def _failed(self, exc: errors.FedOneError) -> Turn:
-        """Return the result of a turn that ended with a failed call to the server.
-
-        Raises:
-            ProblemError: The failure is permanent.
-        """
+        """Return the result of a turn that ended with a failed call; raise a permanent failure."""
         if isinstance(exc, ProblemError) and not errors.is_retryable(exc):
             if exc.code == "run_ended":
                 return Turn(outcome="ended", run_id=self._run_id)

@@ -230,7 +230,6 @@ class RunFit:
     """How many rows of a device fit a run.
 
     Attributes:
-        rows: Number of rows of the device.
         fit: Number of rows that fit the run; 0 if the device cannot work for the run at all.
         reason: Why not all rows fit, for the device's owner; None if all rows fit.
     """

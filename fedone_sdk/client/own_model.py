@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
-from fedone_sdk.backends.model_client import ModelClient
+from fedone_sdk.backends.model_client import metered
 from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_all, written_query
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Usage
 from fedone_sdk.candidates import prompt_of, reflection
@@ -48,7 +48,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
-    backend = _metered(backend)
+    backend = metered(backend)
     payer = _Counted(device.budget or BudgetGuard(None, name="client"))
     queries = await _queries(step, missing, backend, payer)
     recorded = _Recorded(backend, step, queries, payer, lease)
@@ -65,11 +65,6 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         raise kind(reason_of(exc)) from exc
     finally:
         recorded.end()
-
-
-def _metered(backend: LLMBackend) -> LLMBackend:
-    """Return a backend that charges the payer of a query, failed attempts included."""
-    return backend if backend.metered else ModelClient(backend)
 
 
 async def _queries(
@@ -217,14 +212,11 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
     query = written_query(
         reflection.reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS
     )
-    return (await _metered(device.reflect).score(replace(query, payer=device.budget))).text
+    return (await metered(device.reflect).score(replace(query, payer=device.budget))).text
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the examples with the parent's highest and lowest losses; none if all were right.
-
-    Examples with generated texts are left out after a restart, because the texts are not stored.
-    """
+    """Return the examples with the parent's highest and lowest losses; none if all were right."""
     task, batch = step.task_at(parent), step.batch
     answers, _ = step.answered(parent) or ((), "")
     answered = [
@@ -232,6 +224,7 @@ def _cases(step: Step, parent: int) -> list[Judged]:
         for loss, answer, example, texts in zip(
             step.losses(parent), answers, batch.examples, batch.texts, strict=True
         )
+        # After a restart a generated text has only its loss, because the text is not stored.
         if loss is not None and isinstance(answer, (Score, tuple))
     ]
     if all(_is_right(task, answer, example) for _, answer, example, _ in answered):

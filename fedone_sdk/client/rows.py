@@ -128,7 +128,6 @@ class Consent:
     """The columns that an app lets a run use.
 
     Attributes:
-        label: The label column.
         fields: Columns that may be put into prompts; None is every column but the label. If
             `fields` includes the label column, loss ``nll`` may send the labels to the gateway.
         labels: The run's labels must include all of these; rows with other labels are left out.

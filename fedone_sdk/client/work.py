@@ -403,11 +403,9 @@ class Work:
             await ask(step, missing, lease)
 
     async def _ask_gateway(self, step: Step, missing: Sequence[int], lease: Lease) -> None:
-        """Score the prompts with the indices `missing` through the gateway.
-
-        A step is always split into the same requests. The server charges a repeated request once.
-        """
+        """Score the prompts with the indices `missing` through the gateway."""
         session, wanted = self.device.session, set(missing)
+        # Always the same requests for a step: the server charges a repeated request once.
         requests = request_ranges(len(step.keys), len(step.batch.texts))
         # The server knows the prompts of the assignment, so one request for all omits them.
         is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1

@@ -120,7 +120,7 @@ def judge(
         against = _best_baseline(task.metric, standings)
     over = None if against is None else standings[against].gain
     over_chance = standings["chance"].gain if "chance" in standings else None
-    rows = len(after.targets or after.losses)
+    rows = sum(one is not None for one in after.predicted or after.losses)
     conclusion = "no_prompt" if empty else _conclude(over, over_chance)
     return Verdict(
         conclusion=conclusion,

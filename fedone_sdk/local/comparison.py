@@ -126,7 +126,6 @@ class Contest:
     """An entrant with one seed, and what its trial needs.
 
     Attributes:
-        cache: File of the answer cache.
         caps: Caps on all trials together.
         ledger: File with the amounts that the trials have reserved and spent.
     """

@@ -74,7 +74,6 @@ class Draft:
 
     Attributes:
         task: The section ``task``, without a metric and without a limit on the length of texts.
-        slots: The candidates of each slot.
         multi_token: Whether label words have several tokens.
         char_s: Seconds that the model needs per character of text; None if not measured.
     """
@@ -113,7 +112,8 @@ async def draft(
     opening = f"{(about or 'category').capitalize()}:"
     reader.opening = f" {opening}" if reader.form == "cloze" else opening
     chosen = await _words(reader, words, kind)
-    about = about or _aspect_of(chosen.main)
+    likely = {word.strip() for each in label_sets.shipped_label_sets(chosen.main) for word in each}
+    about = about or ("sentiment" if "good" in likely else "category")
     blank = not chosen.multi_token and await reader.accepts(chosen.main.values(), "")
     sets = [[*words_of.values()] for words_of in chosen.others]
     if blank:
@@ -146,11 +146,6 @@ def _noun_of(column: str) -> str | None:
     words = re.split(r"[\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).casefold())
     vague = {"", *_shipped()["vague"]}
     return " ".join(word for word in words if word not in vague)[:60] or None
-
-
-def _aspect_of(words: Mapping[str, str]) -> str:
-    likely = {word.strip() for words in label_sets.shipped_label_sets(words) for word in words}
-    return "sentiment" if "good" in likely else "category"
 
 
 class _Reader:
@@ -296,17 +291,13 @@ def _improved(scores: _WordScores, start: Mapping[str, str]) -> dict[str, str]:
 
 
 class _WordScores:
-    """Log-probabilities of words after the public rows.
-
-    Attributes:
-        lifts: By label and word: the word's mean log-probability after texts with this label, minus
-            the mean of this number over all labels, nats.
-    """
+    """Log-probabilities of words after the public rows."""
 
     def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:
         self._targets, self._of_word = reader.targets, dict(zip(words, log_probs.T, strict=True))
         inside = [log_probs[reader.targets == at].mean(axis=0) for at in range(len(reader.labels))]
-        # The mean over labels, so that a frequent label does not count more.
+        # By label: a word's mean log-probability after the label's texts, minus the mean of this
+        # number over all labels, so that a frequent label does not count more.
         lifts = np.array(inside) - np.mean(inside, axis=0)
         self.lifts: dict[str, dict[str, float]] = {
             label: dict(zip(words, row.tolist(), strict=True))
@@ -315,12 +306,10 @@ class _WordScores:
 
     @classmethod
     async def of(cls, reader: _Reader, lexicon: Iterable[str]) -> _WordScores:
-        """Score the valid words of a lexicon."""
         words = await reader.valid(lexicon)
         return cls(reader, words, await reader.read(words, [row["text"] for row in reader.rows]))
 
     def covers(self, words: Mapping[str, str]) -> bool:
-        """Return whether all words of a set are scored."""
         return self._of_word.keys() >= {*words.values()}
 
     def loss(self, words: Mapping[str, str]) -> float:

@@ -291,8 +291,6 @@ class _Planner:
         """The distinct dev rows."""
         return list({self._texts(row): row for row in self.federation.dev}.values())
 
-    # Costs
-
     def _dev_queries(self) -> int:
         whole, part = (
             math.ceil(min(rows, len(self.federation.dev)) / self.size)
@@ -396,7 +394,6 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Sum of the dev rows of all measurements."""
         dev = len(self._dev)
         return (3 + seeks_cheapest(self.spec)) * dev + self.points * min(
             self.spec.evaluation.examples, dev
@@ -453,16 +450,12 @@ _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probabilit
 class _Draws:
     """Queries drawn from the untrained method, as a run draws them.
 
-    Attributes:
-        steps: The distinct queries of some steps.
-        new_queries: Expected share of the queries that are not in the cache.
-        new_rows: Expected share of the (prompt, row) pairs that are not in the cache. In a real run
-            the share falls, because the method draws fewer and fewer different prompts.
+    In a real run the shares fall, because the method draws fewer and fewer different prompts.
     """
 
-    steps: list[list[Query]]
-    new_queries: Fraction
-    new_rows: Fraction
+    steps: list[list[Query]]  # The distinct queries of some steps.
+    new_queries: Fraction  # Expected share of the queries that are not in the cache.
+    new_rows: Fraction  # Expected share of the (prompt, row) pairs that are not in the cache.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

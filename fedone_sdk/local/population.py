@@ -256,19 +256,16 @@ class Population:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _has_seat(self, member: _Member) -> bool:
-        return any(
-            seat.client == member.index and seat.phase != "done"
-            for run in self.service.runs.values()
-            for seat in run.state.seats
-        )
-
     async def _work(self, member: _Member) -> None:
         client = await self._client(member)
         while True:
             turn = await client.run_once()
-            idle = turn.outcome != "offline" and not self._has_seat(member)
-            if turn.outcome == "ended" or idle:
+            has_seat = any(
+                seat.client == member.index and seat.phase != "done"
+                for run in self.service.runs.values()
+                for seat in run.state.seats
+            )
+            if turn.outcome == "ended" or (turn.outcome != "offline" and not has_seat):
                 # No offer can be missed, because there is no await after the check.
                 member.awake = False
                 return

@@ -168,8 +168,6 @@ def _differences(artefact: PromptArtefact, run: RunSpec) -> list[str]:
     return problems
 
 
-# The comparison of the old prompt with the new one
-
 Which = Literal["no_prompt", "old_prompt", "old_prompt_biased", "new_prompt"]
 """A compared prompt. If several have the best value, the first of them is recommended."""
 

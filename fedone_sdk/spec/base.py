@@ -199,10 +199,7 @@ class _Place(NamedTuple):
 def _place(
     schema: Mapping[str, Any], location: tuple[str | int, ...], definitions: Mapping[str, Any]
 ) -> _Place | None:
-    """Return the place of an error in the file; None if the schema has no such `location`.
-
-    If a value may have several types, pydantic's location also names a type, which is removed.
-    """
+    """Return the place of an error, without pydantic's names of types; None if there is none."""
     if not location:
         return _Place()
     step, rest = location[0], location[1:]

@@ -45,15 +45,12 @@ class Tracker(Protocol):
 
     def round(self, report: RoundReport, queries: int) -> None:
         """Record a finished round; `queries` are the training queries up to its end."""
-        ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
         """Record the deployable prompt's metric on the dev split."""
-        ...
 
     def end(self, result: RunResult | None) -> None:
         """Record the end of the run, as the last call; None means that the run was aborted."""
-        ...
 
 
 TrackerFactory = Callable[[TrackedRun], Tracker]
@@ -206,13 +203,11 @@ class _Worker(Thread):
             self._calls.put(call)
 
     def wait(self) -> None:
-        """Wait until the thread has ended."""
         self.join(_PATIENCE_S)
         if self.is_alive():
             _log.warning("a tracker has not finished", tracker=self._tracker, waited_s=_PATIENCE_S)
 
     def run(self) -> None:
-        """Create the tracker, and call it."""
         try:
             tracker = self._factory(self._tracked)
             while (call := self._calls.get()) is not None:

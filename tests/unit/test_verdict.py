@@ -209,13 +209,9 @@ def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() 
     for _ in range(40):
         drawn = [pairs[at] for at in rng.integers(len(pairs), size=verdict.needed_examples)]
         worse, better, targets = zip(*drawn, strict=True)
-        more = judge(
-            task(),
-            {
-                "no_prompt": Outcomes(which="no_prompt", predicted=worse, targets=targets),
-                "after": Outcomes(which="after", predicted=better, targets=targets),
-            },
-        )
+        bare = Outcomes(which="no_prompt", predicted=worse, targets=targets)
+        after = Outcomes(which="after", predicted=better, targets=targets)
+        more = judge(task(), {"no_prompt": bare, "after": after})
         shown += more.conclusion == "worth_keeping"
     assert 25 <= shown <= 39
 
@@ -251,7 +247,9 @@ def test_no_better_than_guessing() -> None:
 
     outcomes = {"no_prompt": of("no_prompt", 20), "after": of("after", 58)}
     verdict = judge(task(), outcomes)
-    assert values(verdict)["chance"] == 0.6
+    assert (values(verdict)["chance"], verdict.examples) == (0.6, 100)
+    failed = outcomes["after"].model_copy(update={"predicted": (None,) * 30 + (0,) * 70})
+    assert judge(task(), {**outcomes, "after": failed}).examples == 70
     assert verdict.conclusion == "guessing"
     assert said(verdict).startswith(
         "no better than guessing: accuracy 0.580, and 0.600 with one answer for everything; +38.0"

@@ -241,8 +241,6 @@ class ClientPool:
         self._after_work[client] = now + MAX_RETRY_AFTER_S
         return True
 
-    # Pauses
-
     def _turn_away(self, client: int, now: float) -> RetryLater:
         retry_after_s = self._mean_retry_s(now) * self._rng.uniform(0.5, 1.5)
         self._away[client] = now + retry_after_s

@@ -80,8 +80,6 @@ class Dispatcher:
         """Number of open long polls."""
         return len(self._polls)
 
-    # Claims
-
     async def claim(
         self, client: ClientRecord, message: Claim, run: ServedRun | None = None
     ) -> Assignment | RetryLater:
@@ -265,8 +263,6 @@ class Dispatcher:
             self.pool.start_work(client, run.run_id)
         return work
 
-    # Waiting clients
-
     def available(self, run: ServedRun) -> Mapping[int, int]:
         """Return the clients that can be drawn now: enrolment index -> number of examples."""
         busy = {
@@ -343,8 +339,6 @@ class Dispatcher:
         """Remove clients that stopped waiting at another replica."""
         self.pool.remove(clients)
         self.wake(clients)  # Clients with an open poll here enter this replica's pool again.
-
-    # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
         """Record which clients may have a seat in a run, and wake the clients that were drawn."""

@@ -147,8 +147,6 @@ class RouteTable:
         return add
 
 
-# OpenAPI
-
 _SECURITY: dict[Access, tuple[str, ...]] = {
     "public": (),
     "enrolment": ("enrolment",),

@@ -70,8 +70,6 @@ class RequestContext:
 
     Attributes:
         route: The route; None if no route matched.
-        caller: The authenticated device or user.
-        run: The run that the request concerns.
         upload: Size of the request body, bytes.
     """
 
@@ -291,9 +289,6 @@ def _request_id(request: web.Request) -> str:
     """Return the caller's request id if it is short and safe to log, otherwise a new id."""
     sent = request.headers.get(_REQUEST_ID_HEADER, "")
     return sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
-
-
-# Responses
 
 
 @web.middleware

@@ -285,9 +285,6 @@ async def release(context: RequestContext) -> web.Response:
     return web.Response(status=204)
 
 
-# Monitoring
-
-
 @route("GET /v1/runs/{run_id}/seats", "viewer", messages.Seats)
 async def seats(context: RequestContext) -> web.Response:
     """Return the clients of the current round, the number of waiting clients, and lost work."""

@@ -203,9 +203,6 @@ async def device_openapi(context: RequestContext) -> web.Response:
     )
 
 
-# Tokens, clients, credentials
-
-
 @access("GET /v1/me", "viewer", messages.Me)
 async def me(context: RequestContext) -> web.Response:
     """Return the name, role and runs of the caller's token."""

@@ -87,10 +87,7 @@ class Evaluation(calls.Companion):
         self._begin_unless_running(self._measure_run())
 
     async def _measure_run(self) -> None:
-        """Measure "no prompt", the untrained prompt, prompts after rounds, and the final prompt.
-
-        Returns when the run has ended or paused. After a pause, call it again.
-        """
+        """Measure the prompts; return when the run has ended or paused (then call it again)."""
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
             return  # The run was already measured before the server restarted.

@@ -44,18 +44,13 @@ Call = asyncio.Task[Scores | Refused]
 
 @dataclass(eq=False, slots=True)
 class _Work:
-    """What the gateway stores for an open assignment.
-
-    Attributes:
-        calls: Pending and successful calls, by the digest of the request's body.
-        num_quoting: Number of new queries that are admitted, but not reserved yet.
-        num_failures: Number of calls that were sent and failed temporarily.
-    """
+    """What the gateway stores for an open assignment."""
 
     run: ServedRun
+    # Pending and successful calls, by the digest of the request's body.
     calls: dict[str, Call] = field(default_factory=dict)
-    num_quoting: int = 0
-    num_failures: int = 0
+    num_quoting: int = 0  # New queries that are admitted, but not reserved yet.
+    num_failures: int = 0  # Calls that were sent and failed temporarily.
 
 
 class ModelGateway:
@@ -275,17 +270,13 @@ class ModelGateway:
                 if not await is_proposable(run, message.proposal.text, self.backend):
                     raise invalid("proposal.text: cannot become a candidate")
                 rows = [rows[message.proposal.parent]]
-            size = _rendered_size(run, message) * count
+            template_chars = sum(len(template) for _, template in run.spec.task.messages)
+            chars = sum(len(text) for example in message.examples for text in example.values())
+            size = (chars + len(message.examples) * template_chars) * count
             queries = await in_thread_if_large(size, self._render, run, seat, message, rows)
             return await payer.cover(self.backend, queries, Usage(queries=count))
         finally:
             work.num_quoting -= new
-
-
-def _rendered_size(run: ServedRun, message: Score) -> int:
-    around = sum(len(template) for _, template in run.spec.task.messages)
-    texts = sum(len(text) for example in message.examples for text in example.values())
-    return texts + len(message.examples) * around
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:

@@ -46,7 +46,6 @@ class Proposer(Companion):
     stop the run.
 
     Args:
-        backend: The model that writes.
         model: The gateway's model; no candidate may contain its special tokens.
     """
 

@@ -96,7 +96,6 @@ class RunView:
         vocabulary: The current candidates.
         state: This replica's copy of the state.
         version: Version of the copy.
-        history: The reports of all rounds.
         lost: The newest lost assignments, oldest first.
     """
 

@@ -123,8 +123,6 @@ class ServedRun(RunView):
         await self._load_record(record)
         self.was_stopped = self.state.can_resume
 
-    # Commits of other replicas
-
     def on_remote_commit(self, changed: RunChanged) -> None:
         """Record another replica's commit; `catch_up` loads it."""
         if changed.version > self._known_version:
@@ -188,8 +186,6 @@ class ServedRun(RunView):
         """Replace the machine by one with another fingerprint or other costs of the model."""
         self.base = machine
         self._on_new_state()
-
-    # Handlers
 
     async def apply(
         self,

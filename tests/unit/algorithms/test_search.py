@@ -240,9 +240,7 @@ def class_losses(means: np.ndarray, counts: list[float], **more: np.ndarray) -> 
 def test_losses_that_do_not_fit_are_refused() -> None:
     method = RandomSearch(**SIZES, num_labels=2, num_groups=2)
     candidates = method.ask(method.init(), stream(0))
-    with pytest.raises(ValueError, match="10 prompts"):
-        method.tell(method.init(), candidates, class_losses(np.zeros((9, 2, 4)), [1, 1]))
-    for shape in ((10, 2, 3), (10, 3, 4), (10, 1, 4)):
+    for shape in ((9, 2, 4), (10, 2, 3), (10, 3, 4), (10, 1, 4)):
         losses = class_losses(np.zeros(shape), [1] * shape[1])
         with pytest.raises(ValueError, match="shape"):
             method.tell(method.init(), candidates, losses)
