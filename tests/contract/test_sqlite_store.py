@@ -54,19 +54,13 @@ class TestFile:
             assert (await enrol(store, 0)).index == 7
 
     async def test_writes_are_durable(self, tmp_path: Path) -> None:
+        wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+        def read(connection: Connection) -> dict[str, object]:
+            return {key: connection.exec_driver_sql(f"PRAGMA {key}").scalar() for key in wanted}
+
         async with opened(tmp_path / "store.db") as store:
-            pragmas = await store._write(
-                lambda connection: {
-                    name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
-                    for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-                }
-            )
-        assert pragmas == {
-            "journal_mode": "wal",
-            "synchronous": 2,
-            "foreign_keys": 1,
-            "busy_timeout": 5000,
-        }
+            assert await store._write(read) == wanted
 
     async def test_new_files_are_private(self, tmp_path: Path) -> None:
         path = tmp_path / "a ?%20#é.db"
@@ -74,22 +68,19 @@ class TestFile:
         try:
             async with opened(path) as store:
                 await enrol(store, 0)
-                modes = {
-                    file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()
-                }
+                files = [*path.parent.iterdir()]
+                modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in files}
         finally:
             os.umask(umask)
         assert modes == {f"{path.name}{suffix}": 0o600 for suffix in ("", "-wal", "-shm", ".lock")}
 
     @pytest.mark.parametrize("kind", ["corrupt", "directory", "no parent"])
     async def test_unusable_path(self, tmp_path: Path, kind: str) -> None:
-        path = tmp_path / "store.db"
+        path = tmp_path / ("missing/store.db" if kind == "no parent" else "store.db")
         if kind == "corrupt":
             path.write_bytes(b"these are not the bytes of a database" * 100)
         elif kind == "directory":
             path.mkdir()
-        else:
-            path = tmp_path / "missing" / "store.db"
         with pytest.raises(FedOneError, match=r"store\.db"):
             await SqlStore.sqlite(path).open()
 
@@ -126,6 +117,14 @@ class TestFile:
             monkeypatch.setattr(sqlite, "_MIN_FREE", 2**60)
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await store.ping()
+
+    async def test_a_file_that_was_deleted_or_replaced(self, tmp_path: Path) -> None:
+        file = tmp_path / "store.db"
+        async with opened(file) as store:
+            for change in (file.unlink, file.touch):
+                change()
+                with pytest.raises(StoreUnavailable, match="was deleted or replaced while it was"):
+                    await store.add_run(RUN)
 
     async def test_must_be_open(self, tmp_path: Path) -> None:
         store = SqlStore.sqlite(tmp_path / "store.db")

@@ -188,9 +188,7 @@ async def test_a_model_that_fails_on_it_does_not_stop_training(failures: int) ->
 
 
 @pytest.mark.parametrize("name", ["commit", "log"])
-async def test_it_waits_for_a_store_that_is_away(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_waits_for_an_absent_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
 
     async def fail_once(*_: object, **__: object) -> None:

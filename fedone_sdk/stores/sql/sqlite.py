@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import samestat
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, TypeVar, cast
@@ -70,6 +71,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         if self.where == ":memory:" or self.where.startswith("file:"):
             raise SpecError(f"{self.where!r} is not the path of a file", source="store")
         self._lock: int | None = None
+        self._file: tuple[str, os.stat_result] | None = None  # absolute path, and the file there
         self._engine: Engine | None = None
         self._writer: Connection | None = None
         self._threads = _Threads()
@@ -96,6 +98,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 self._writer = await self._threads.write(connect, self._engine)
             upgrading = upgrading or serving
             await self._write(lambda connection: schema.prepare(connection, upgrading=upgrading))
+            self._file = _identity(self.where)
         except BaseException:
             await self.close()
             raise
@@ -119,7 +122,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
-        engine, self._engine = self._engine, None
+        engine, self._engine, self._file = self._engine, None, None
         if engine is None:
             return
         if self._writing is not None:
@@ -191,7 +194,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
-        self._writing = self._threads.write(_run_batch, self._writer, works)
+        self._writing = self._threads.write(_run_batch, self._writer, works, self._file)
         self._writing.add_done_callback(partial(self._on_written, batch))
 
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
@@ -258,11 +261,23 @@ class _Threads:
         self._readers.shutdown()
 
 
-def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]]) -> _Outcomes:
+def _identity(where: str) -> tuple[str, os.stat_result]:
+    return os.path.abspath(where), os.stat(where)
+
+
+def _run_batch(
+    connection: Connection,
+    works: list[Callable[[Connection], Any]],
+    file: tuple[str, os.stat_result] | None,
+) -> _Outcomes:
     """Run writes in one transaction; a write that fails does not affect the others.
 
     If a savepoint itself fails, the whole transaction is rolled back, and the error is raised.
+    `file` is the path of the open file, and its status.
     """
+    # SQLite would write to a file that was deleted, and all would be lost at the end.
+    if file is not None and not (os.path.exists(file[0]) and samestat(file[1], os.stat(file[0]))):
+        raise OSError("the file was deleted or replaced while it was open; restart this process")
     try:
         with connection.begin():
             if len(works) == 1:
