@@ -162,7 +162,6 @@ class RunState:
         if not self.store.exists():
             self._remove_clients()
             return None
-
         store = stores.SqlStore.sqlite(self.store)
         await store.open()
         try:

@@ -79,7 +79,6 @@ def client(
     examples = load_examples(data)
     backend = None if backend_path is None else backend_of(backend_path)
     run_id, score = _run_and_score(run)
-
     edge = EdgeClient(
         server,
         token=token,
@@ -109,7 +108,6 @@ def _run_and_score(run: str | None) -> tuple[str | None, ScoreFunction | None]:
     """Return the id of a run, and the score function that its file names."""
     if run is None or Path(run).suffix not in (".yaml", ".yml"):
         return run, None
-
     spec = RunSpec.load(run)
     with errors_in(run):
         score = load_score(spec.task, Path(run).parent)

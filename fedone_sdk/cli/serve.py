@@ -331,7 +331,6 @@ def copy(source: str, target: str) -> None:
 def _store(config_path: Path | None, url: str | None) -> stores.SqlStore:
     if config_path is not None and url is not None:
         raise errors.ArgumentError("give CONFIG.yaml or --store, not both")
-
     if url is not None:
         return stores.SqlStore.at(url)
     if config_path is not None and _is_database(config_path):

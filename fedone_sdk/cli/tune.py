@@ -113,7 +113,6 @@ async def _tune(
 ) -> RunResult:
     if state is not None:
         state.make()
-
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(
             run.backend(cache=None if state is None else state.answers)

@@ -232,7 +232,6 @@ async def running(
             watch(run, None)
         if first is not None:
             await first(partial(service.query_model, run))
-
         if isinstance(score, Judge):
             await stack.enter_async_context(score.backend)
         population = Population(

@@ -177,7 +177,6 @@ class _Planner:
         graded = grade * (self._dev_rows + compared)
         graded_training = _share(grade * (training * self.size), draws.new_rows)
         leased, measured = leased + grade_most * self.size, measured + graded
-
         trained = _new(query, training, requests, draws.new_rows) + graded_training
         leased_dev = (leased * dev_queries).without_queries() + grade_most * compared
         one_round = Fraction(1, self.rounds or 1)  # A cap of 0 pays for no round.
