@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import struct
@@ -24,11 +25,11 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""Number of likeliest next tokens that are requested first. If a label word is not among them, all
-tokens are requested, which takes 10 microseconds per token."""
+"""Number of likeliest next tokens that are requested first. A second request returns label words
+that are not among them. A request for all tokens would take 10 microseconds per token."""
 
-_MAX_LOGIT = 1e6
-"""A logit far above all others."""
+_SAMPLED_BIAS, _SHOWN_BIAS = 104.0, 64.0
+"""Biases (nats) above all differences of logits: the sampled token, and other tokens to show."""
 
 _STRING, _ARRAY = 8, 9
 # Formats of `struct`, indexed by GGUF's type number; empty for strings and arrays.
@@ -100,28 +101,46 @@ class LlamaEngine:
         """Return the log-probabilities of each prompt's next tokens, including all in `wanted`."""
         rows = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
-            shown = self._shown(prompt, fresh=number == 0)
-            if not shown.keys() >= set(tokens):
-                shown = self._shown(prompt, fresh=False, num_probs=self.num_vocab)
+            sampled = self._next_token(prompt, fresh=number == 0, n_probs=_FIRST_PROBS)
+            shown = {token["id"]: token["logprob"] for token in sampled["top_logprobs"]}
+            if missing := sorted({*tokens} - shown.keys()):
+                shown |= self._unlikely(prompt, missing, sampled["logprob"])
             rows.append(shown)
         return rows
 
-    def _shown(
-        self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
+    def _unlikely(
+        self, prompt: Sequence[int], tokens: Sequence[int], sampled: float
     ) -> dict[int, float]:
-        """Return the most likely next tokens after a prompt, and their log-probabilities."""
-        # The bias makes the engine sample a fixed token. If it sampled a part of a character, it
-        # would return no log-probabilities. The bias changes no returned log-probability.
-        choice = self._complete(
-            prompt,
-            fresh=fresh,
-            n_predict=1,
-            n_probs=num_probs,
-            samplers=[],
-            logit_bias=[[self._sampled, _MAX_LOGIT]],
+        """Return the log-probabilities of tokens, given that of the sampled token.
+
+        The bias is the same for all tokens to show, so it does not change the ratios between them.
+        """
+        shown = [token for token in tokens if token != self._sampled]
+        answer = self._next_token(
+            prompt, fresh=False, n_probs=len(shown) + 1, post_sampling_probs=True, shown=shown
         )
-        shown = choice["logprobs"]["content"][0]["top_logprobs"]
-        return {token["id"]: token["logprob"] for token in shown}
+        shares = {token["id"]: token["prob"] for token in answer["top_probs"]}
+        if not all(shares.get(token) for token in [*shown, self._sampled]):  # Too unlikely.
+            every = self._next_token(prompt, fresh=False, n_probs=self.num_vocab)["top_logprobs"]
+            return {token["id"]: token["logprob"] for token in every}
+        unbiased = {token: math.log(shares[token]) - _SHOWN_BIAS for token in shown}
+        unbiased[self._sampled] = math.log(shares[self._sampled]) - _SAMPLED_BIAS
+        offset = sampled - unbiased[self._sampled]
+        return {token: value + offset for token, value in unbiased.items()}
+
+    def _next_token(
+        self, prompt: Sequence[int], *, fresh: bool, shown: Sequence[int] = (), **options: object
+    ) -> dict[str, Any]:
+        """Sample one token after a prompt, and return it with the probabilities of other tokens."""
+        # The bias makes the engine sample a fixed token. If it sampled a part of a character, it
+        # would return no log-probabilities. The bias changes no returned log-probability, except
+        # with `post_sampling_probs`.
+        biases = [[self._sampled, _SAMPLED_BIAS], *([token, _SHOWN_BIAS] for token in shown)]
+        choice = self._complete(
+            prompt, fresh=fresh, n_predict=1, samplers=[], logit_bias=biases, **options
+        )
+        token: dict[str, Any] = choice["logprobs"]["content"][0]
+        return token
 
     def write(
         self,

@@ -58,7 +58,8 @@ async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBa
     labels = [token for (token,) in encoder.label_ids(PREFILLED.label_words)]
     for number, row in enumerate(answer.log_probs):
         ids = encoder.encode(ask(backend, PREFILLED).inputs[number], reserve=1)
-        shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
+        every = engine._next_token(ids, fresh=True, n_probs=engine.num_vocab)["top_logprobs"]
+        shown = {token["id"]: token["logprob"] for token in every}
         assert len(shown) == engine.num_vocab
         assert math.fsum(map(math.exp, shown.values())) == pytest.approx(1, abs=1e-3)
         assert row is not None
@@ -82,8 +83,9 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
     words = [token for (token,) in encoder.label_ids((" zebra", " river", " positive"))]
     ids = encoder.encode(ask(backend, PREFILLED).inputs[0], reserve=1)
     (found,) = engine.next_log_probs([ids], [words])
-    shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
-    assert [found[each] for each in words] == pytest.approx([shown[w] for w in words], abs=0.05)
+    every = engine._next_token(ids, fresh=False, n_probs=engine.num_vocab)["top_logprobs"]
+    shown = {token["id"]: token["logprob"] for token in every}
+    assert [found[each] for each in words] == pytest.approx([shown[w] for w in words], abs=1e-3)
 
 
 async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) -> None:
