@@ -33,8 +33,8 @@ _CLIENTS_AHEAD = 50
 class Observations:
     """Distinct prompts with their remembered losses.
 
-    In the mean loss of every prompt, a class has the same weight (`class_share`): its share in the
-    examples of all clients so far. If clients have different class shares, the first clients are a
+    The weight of a class in a prompt's mean loss (`class_share`) is its share in the examples of
+    all clients so far. If clients have different class shares, the first clients are a
     poor sample. The weights are therefore shrunk towards equal weights.
 
     Attributes:
@@ -261,7 +261,7 @@ class Observations:
     def trusted_evaluations(self) -> Floats:
         """How often each prompt was scored on examples of each class, shape (P, K).
 
-        A mini-batch counts as its trust. Mini-batches of the same rows count once.
+        A mini-batch counts with its trust as weight. Mini-batches of the same rows count once.
         """
         of = np.unique(self._samples, return_inverse=True)[1]
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))

@@ -140,7 +140,7 @@ class RequestForm:
         if reply.codes & _TOO_LONG:
             raise BackendRefused(
                 "an input is longer than the model's context: shorten the template or the prompt, "
-                "lower max_input_tokens (set tokenizer to count exactly), or start the server "
+                "lower max_input_tokens (the key tokenizer makes it exact), or start the server "
                 "with a longer context",
                 **facts,
             )

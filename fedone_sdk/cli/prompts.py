@@ -217,7 +217,7 @@ async def _measure(
     *,
     pairs: bool,
 ) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return the answers, the judge's preference, its usage, and whether this has a price."""
+    """Return answers, the judge's preference and usage, and whether the judge has a price."""
     from fedone_sdk.evaluation.verdict import preference
 
     judge, size = local.load_score(task, run.folder), run.spec.method.batch_size

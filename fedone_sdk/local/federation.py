@@ -211,7 +211,7 @@ async def running(
     """
     spec, score, measure = federation.spec, federation.score, federation.measure
     if spec.task.loss == "score" and score is None:
-        raise SpecError("task.score: loss score needs Federation.score")
+        raise SpecError("task.score: `loss: score` requires Federation.score")
     if ":" in spec.task.metric and measure is None:
         raise SpecError(f"task.metric: {spec.task.metric} needs Federation.measure")
     folder = None if state_dir is None else Path(state_dir)
@@ -244,7 +244,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # The second `add_run` starts paid measurements; enrolment may fail, so it comes first.
+        # Enrolment may fail, so it precedes `add_run` below, which starts paid measurements.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

@@ -80,7 +80,7 @@ class LossesAssignment(_Assignment):
     """Work in the ``losses`` exchange: score prompts and return one loss for each prompt.
 
     Attributes:
-        prompts: I prompts of n candidate indices (in the run's vocabulary) each, shape (I, n).
+        prompts: The prompts to score, shape (I, n): candidate indices at the n positions.
         biases: With label calibration, the biases of the C labels for each prompt, float32, shape
             (I, C). They are added to the label words' log-probabilities, nats.
         reflect: Whether the client may propose a candidate. If so, one of the reserved queries is

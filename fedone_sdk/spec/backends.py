@@ -103,8 +103,8 @@ class BackendSpec(Spec):
         base_url: URL of the server; null is OpenAI's.
         api_key_env: Environment variable of the API key; null sends no key.
         tokenizer: ``tokenizer.json`` or its folder; null looks for one by the model's name. If
-            none is found, ``vllm`` downloads it from the Hugging Face hub. ``openai`` then counts
-            tokens with tiktoken, or as one per 2 bytes.
+            there is none, ``vllm`` downloads it from the Hugging Face hub, and ``openai`` counts
+            tokens with tiktoken if it knows the model, otherwise one token per 2 bytes.
         api: ``chat``, or ``completions`` for older servers.
         log_probs: Whether the model returns log-probabilities; ``{samples: 8}`` estimates them from
             up to 8 answers to each input. If false, the task's loss must be ``zero_one``.

@@ -393,7 +393,7 @@ class SingleProcess:
         """Do nothing: there are no other replicas."""
 
     def _new_replica(self) -> None:
-        """Set a new id; reservations of an earlier process, which has another id, are then lost."""
+        """Set a new id, so that calls that an earlier process left open are charged as lost."""
         self._replica = uuid.uuid4().hex
 
 

@@ -199,7 +199,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Candidates are added only to slots, whose empty candidates are in `layout`.
+                # Only slots get new candidates, and `layout` has the empty candidate of each slot.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,

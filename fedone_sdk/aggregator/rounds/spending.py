@@ -16,7 +16,7 @@ _REFLECTION = "reflection"
 """The item of `Seat.calls` for a reflection; all other items have digests of requests."""
 
 _REPEATED = "repeated/"
-"""Before a digest, the item of `Seat.calls` for a request that was sent again."""
+"""Prefix of the digest in `Seat.calls` of a request that was sent again."""
 
 
 def release(
