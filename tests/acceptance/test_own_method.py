@@ -102,7 +102,7 @@ class Model(ScriptedBackend):
 RUN = """\
 name: climb
 task: {template: "{text} It was{prompt} {mask}.", labels: {0: " bad", 1: " good"}}
-data: {train: rows.jsonl, dev: rows.jsonl, num_clients: 2}
+data: {train: rows.jsonl, dev: dev.jsonl, num_clients: 2}
 prompt: {length: 3, vocabulary: {kind: list, candidates: ["", " a", " b", " c"]}}
 method:
   {name: own, object: "fedone_test_climb:Climb", options: {step: 2}, num_samples: 4, batch_size: 2}
@@ -133,8 +133,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Without .pyc files: a module that is written again within a second is read again.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.chdir(tmp_path)
-    rows = "".join(f'{{"text": "row {n}", "label": {n % 2}}}\n' for n in range(8))
-    Path("rows.jsonl").write_text(rows)
+    for name, start in ("rows", 0), ("dev", 8):
+        rows = (f'{{"text": "row {n}", "label": {n % 2}}}\n' for n in range(start, start + 8))
+        Path(f"{name}.jsonl").write_text("".join(rows))
     Path("fedone_test_model.py").write_text(BACKEND)
     Path("run.yaml").write_text(RUN)
     write_module()
@@ -232,7 +233,7 @@ class TestTuned:
 
 class TestServed:
     def config(self) -> ServeConfig:
-        served = RUN.replace("data: {train: rows.jsonl, dev: rows.jsonl, num_clients: 2}\n", "")
+        served = RUN.replace("data: {train: rows.jsonl, dev: dev.jsonl, num_clients: 2}\n", "")
         Path("run.yaml").write_text(served[: served.index("backend:")])
         Path("serve.yaml").write_text(
             f"store: fedone.db\nauth: {{enrolment_tokens: [{TOKEN}], admin_token: {ADMIN}}}\n"
