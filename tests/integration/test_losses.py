@@ -482,7 +482,7 @@ class TestRefusedAtTheStart:
 
     async def test_a_federation_without_its_score_function(self) -> None:
         model = ScriptedBackend()
-        with pytest.raises(SpecError, match="needs Federation"):
+        with pytest.raises(SpecError, match="requires Federation"):
             await simulate(federation_of(spec_of("score"), score=None), backend=model)
         assert model.asked == []
 
