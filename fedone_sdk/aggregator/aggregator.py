@@ -81,7 +81,7 @@ class Aggregator:
         problems = []
         if backend is not None and not isinstance(backend, LLMBackend):
             problems.append(f"backend: is {type(backend).__name__}; it must be an LLMBackend")
-        if store is not None and not hasattr(store, "commit"):
+        if store is not None and not hasattr(store, "add_run"):
             kind = type(store).__name__  # A URL may contain a password.
             problems.append(f"store: is {kind}; it must be a Store, such as SqlStore.sqlite(path)")
         if problems:

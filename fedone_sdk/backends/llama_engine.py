@@ -103,6 +103,7 @@ class LlamaEngine:
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             sampled = self._next_token(prompt, fresh=number == 0, n_probs=_FIRST_PROBS)
             shown = {token["id"]: token["logprob"] for token in sampled["top_logprobs"]}
+            shown[self._sampled] = sampled["logprob"]
             if missing := sorted({*tokens} - shown.keys()):
                 shown |= self._unlikely(prompt, missing, sampled["logprob"])
             rows.append(shown)
@@ -115,18 +116,15 @@ class LlamaEngine:
 
         The bias is the same for all tokens to show, so it does not change the ratios between them.
         """
-        shown = [token for token in tokens if token != self._sampled]
         answer = self._next_token(
-            prompt, fresh=False, n_probs=len(shown) + 1, post_sampling_probs=True, shown=shown
+            prompt, fresh=False, n_probs=len(tokens) + 1, post_sampling_probs=True, shown=tokens
         )
         shares = {token["id"]: token["prob"] for token in answer["top_probs"]}
-        if not all(shares.get(token) for token in [*shown, self._sampled]):  # Too unlikely.
+        if not all(shares.get(token) for token in [*tokens, self._sampled]):  # Too unlikely.
             every = self._next_token(prompt, fresh=False, n_probs=self.num_vocab)["top_logprobs"]
             return {token["id"]: token["logprob"] for token in every}
-        unbiased = {token: math.log(shares[token]) - _SHOWN_BIAS for token in shown}
-        unbiased[self._sampled] = math.log(shares[self._sampled]) - _SAMPLED_BIAS
-        offset = sampled - unbiased[self._sampled]
-        return {token: value + offset for token, value in unbiased.items()}
+        offset = sampled + _SAMPLED_BIAS - _SHOWN_BIAS - math.log(shares[self._sampled])
+        return {token: math.log(shares[token]) + offset for token in tokens}
 
     def _next_token(
         self, prompt: Sequence[int], *, fresh: bool, shown: Sequence[int] = (), **options: object

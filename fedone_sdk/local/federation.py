@@ -38,8 +38,8 @@ _FEW_REPEATS = 0.05
 _MAX_ROWS = 20_000
 """Maximum number of rows from which a vocabulary is built; more rows only cost time."""
 
-_DIGEST = "rows.sha256"
-"""Name of the file with the digest of a stored run's rows, in the folder of the clients' state."""
+_DIGEST = "{}.rows.sha256"
+"""Name of the file with the digest of a run's rows, in the folder of the clients' state."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
 """Called with the run before it starts (the change is None), and then with each of its changes."""
@@ -263,7 +263,8 @@ async def _resume(service: Service, federation: Federation, folder: Path | None)
     if run is not None and not run.spec.is_same_run(spec):
         return  # `add_run` refuses the run.
     if folder is not None:
-        await asyncio.to_thread(_check_rows, folder / _DIGEST, federation, is_new=run is None)
+        file = folder / _DIGEST.format(spec.name)
+        await asyncio.to_thread(_check_rows, file, federation, is_new=run is None)
     if run is not None and run.was_stopped:
         await service.resume_run(run)
 

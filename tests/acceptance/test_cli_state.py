@@ -142,10 +142,15 @@ def test_no_store_keeps_nothing(tune: Fedone, folder: Path) -> None:
 def test_fresh_removes_no_other_run(tune: Fedone, folder: Path) -> None:
     assert tune("--store", "run.db").code == 0
     Path("run.yaml").write_text(RUN.replace("name: tiny", "name: other"))
+    rows = Path("train.jsonl").read_text()
+    Path("train.jsonl").write_text(rows.replace("{", '{"more": 1, ', 1))
     assert tune("--store", "run.db").code == 0
     line = the_line(tune("--store", "run.db", "--fresh"))
     assert line.startswith("arguments: --fresh: run.db also has other runs (tiny)")
-    assert "the run had ended before" in tune("--store", "run.db").err
+    for run, data in (Path("run.yaml").read_text(), Path("train.jsonl").read_text()), (RUN, rows):
+        Path("run.yaml").write_text(run)
+        Path("train.jsonl").write_text(data)
+        assert "the run had ended before" in tune("--store", "run.db").err
 
 
 def test_a_store_whose_file_is_gone_starts_over(tune: Fedone, folder: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
 from tenacity import stop_after_delay
 
 from fedone_sdk.errors import FedOneError, StoreUnavailable
@@ -520,3 +520,10 @@ async def test_a_database_that_refuses_writes_for_some_time(
         postgres.execute(f"{sets} = off")
         await store.commit("run-1", 0, Commit(document="1"))
         await asyncio.gather(*(store.ping() for _ in range(20)))
+
+
+def test_several_hosts() -> None:
+    url = make_url("postgresql://u@/db?host=h1:5432&host=h2:5433")
+    _, parameters, where = module._server_of(url)
+    assert parameters == "postgresql://?host=h1%3A5432%2Ch2%3A5433"
+    assert where == "h1:5432,h2:5433/db"

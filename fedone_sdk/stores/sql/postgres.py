@@ -407,7 +407,10 @@ def _server_of(url: URL) -> tuple[URL, str, str]:
 
     The parameters are a URL too, because asyncpg knows libpq's parameters only in a URL.
     """
-    query = {**url.query}
+    # Several hosts are a list in SQLAlchemy, and separated by commas in libpq.
+    query = {
+        key: ",".join((text,) if isinstance(text, str) else text) for key, text in url.query.items()
+    }
     if "ssl" in query:  # asyncpg's name
         query["sslmode"] = query.pop("ssl")
     where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
