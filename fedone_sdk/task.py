@@ -363,7 +363,7 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts at which generation stops, because the model has begun to write a new example.
+        """Stop sequences: texts with which a model begins another example; they end the generation.
 
         The only text is a line break plus the template's text before its first column. A chat has
         none, because chat models end their answers.

@@ -82,9 +82,11 @@ class EdgeClient:
         network: Network | None = None,
     ) -> None:
         options.check_kinds(
-            token=(token, str), policy=(policy, WorkPolicy), hooks=(hooks, Hooks),
+            token=(token, str),
+            policy=(policy, WorkPolicy),
+            hooks=(hooks, Hooks),
             network=(network, Network),
-        )  # fmt: skip
+        )
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
         options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)

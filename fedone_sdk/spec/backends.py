@@ -104,7 +104,7 @@ class BackendSpec(Spec):
         api_key_env: Environment variable of the API key; null sends no key.
         tokenizer: ``tokenizer.json`` or its folder; null looks for one by the model's name. If
             there is none, ``vllm`` downloads it from the Hugging Face hub, and ``openai`` counts
-            tokens with tiktoken if it knows the model, otherwise one token per 2 bytes.
+            tokens with tiktoken if it supports the model, otherwise one token per 2 bytes.
         api: ``chat``, or ``completions`` for older servers.
         log_probs: Whether the model returns log-probabilities; ``{samples: 8}`` estimates them from
             up to 8 answers to each input. If false, the task's loss must be ``zero_one``.

@@ -194,9 +194,9 @@ class Dispatcher:
     async def keep_waiting(self, clients: Mapping[int, int]) -> None:
         """Let clients wait for work of any run without long polls, until this call is cancelled.
 
-        A process that runs the clients itself calls this. A listener of the service tells it which
-        clients are drawn. The number of clients is not limited. `clients` maps the enrolment index
-        of each client to its number of examples.
+        This is for a process that runs the clients itself. The service's listeners receive the
+        drawn clients. The number of clients is not limited. `clients` maps the enrolment index of
+        each client to its number of examples.
         """
         waiting = dict(clients)
         while True:

@@ -187,7 +187,7 @@ async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> No
             await action()
             return
         except errors.ProblemError:
-            return  # For example, the run was deleted, or the lease is charged in full already.
+            return  # For example, the run was deleted.
         except errors.FedOneError:
             lines = traceback.format_exc()
             _log.error("a model call's outcome was not stored", run_id=run.run_id, traceback=lines)

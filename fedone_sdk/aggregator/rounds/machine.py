@@ -211,15 +211,19 @@ class RoundMachine:
 
     def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
         """Return the machine of the same run with the gateway's current model and its costs."""
-        machine = copy(self)
+        machine = self._copied()
         machine.gateway_model, machine.worst_query = fingerprint, worst_query
-        machine._base, machine._variants = machine, {}
         return machine
 
     def with_grades(self, worst_grades: Usage) -> Self:
         """Return the machine of the same run with a judge's costs."""
-        machine = copy(self)
+        machine = self._copied()
         machine.worst_grades = worst_grades
+        return machine
+
+    def _copied(self) -> Self:
+        """Return a copy without the variants, which have the fields of this machine."""
+        machine = copy(self)
         machine._base, machine._variants = machine, {}
         return machine
 
@@ -286,7 +290,7 @@ class RoundMachine:
         """Return the state with the number of planned queries that its current caps allow.
 
         The number affects which prompts are drawn, so it stays the same once work of the round is
-        assigned. If it grows, a search that has begun its last phase makes new prompts again.
+        assigned. If it grows, a search in its last phase draws new prompts again.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap

@@ -70,10 +70,8 @@ class Change:
     @property
     def affects_rounds(self) -> bool:
         """Whether the change may have added, changed or removed rounds, or ended the run."""
-        rolled_back = self.back_to is not None
-        return (
-            self.finished is not None or self.measured or rolled_back or self.ended or self.reloaded
-        )
+        rounds = self.finished is not None or self.back_to is not None
+        return rounds or self.measured or self.ended or self.reloaded
 
     def signal(self, run_id: str, version: int, state: RunState) -> str:
         """Return the signal that tells other replicas about the change."""

@@ -405,7 +405,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 def _server_of(url: URL) -> tuple[URL, str, str]:
     """Return a server's URL for the driver asyncpg, its parameters, and its name for messages.
 
-    The parameters are a URL too, because asyncpg knows libpq's parameters only in a URL.
+    The parameters are a URL too, because asyncpg accepts libpq's parameters only in a URL.
     """
     # Several hosts are a list in SQLAlchemy, and separated by commas in libpq.
     query = {

@@ -176,7 +176,7 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
 
 
 def test_a_budget_without_a_result_is_reported() -> None:
-    """The leases of the lost work stay spent, and the reason of the last loss is told."""
+    """Leases of lost work stay charged, and the run reports the reason of the last loss."""
     game = game_of(queries=8)
     for client in (0, 1):
         declines(game, client, unfit=False, usage=Usage(queries=4))
