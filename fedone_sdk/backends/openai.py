@@ -331,8 +331,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """Return the labels' log-probabilities, and how many of them are upper bounds."""
         top = None if choice.withheld else choice.top()
         if top is None and not choice.withheld:
-            # llama.cpp's server omits the tokens if one of them ends inside a character.
-            raise self._form.no_log_probs(sometimes=self._form.continuing is not None)
+            # llama.cpp's server omits the tokens if the sampled token ends inside a character.
+            raise self._form.no_log_probs(sometimes=(choice.written or "").endswith("\ufffd"))
         if not top:
             return None, 0
         try:
