@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from operator import methodcaller
 from pathlib import Path
@@ -109,9 +110,26 @@ def check_target(option: str, target: Path) -> None:
         raise ArgumentError(f"{option}: {target} is a folder")
     if not os.access(needed, os.W_OK):
         raise ArgumentError(f"{option}: {needed} cannot be written to")
-    words = [word.partition("=")[2] if word.startswith("--") else word for word in sys.argv[1:]]
-    if path.is_file() and [os.path.realpath(word) for word in words].count(str(path.resolve())) > 1:
-        raise ArgumentError(f"{option}: {target} is also another argument's file")
+    real = os.path.realpath(path)
+    same = [place for place, file in _named_files() if os.path.realpath(file) == real]
+    if len(same) > 1 and not _is_special(path):
+        raise ArgumentError(f"{option}: {target} is also {max(same)}")
+
+
+def _named_files() -> Iterator[tuple[str, str]]:
+    """Yield the files that the arguments name, also in YAML files, and where each is named."""
+    import yaml
+
+    for word in sys.argv[1:]:
+        file = Path(word.partition("=")[2] if word[:2] == "--" else re.sub("^-.", "", word))
+        if file.suffix or file.is_file():  # Without a dot, it may be the id of a run.
+            yield "another argument's file", str(file)
+        # An invalid file is reported when it is loaded.
+        with suppress(OSError, UnicodeError, yaml.YAMLError):
+            text = file.read_text("utf-8") if file.suffix in (".yaml", ".yml") else ""
+            for value in (str(getattr(token, "value", "")) for token in yaml.scan(text)):
+                if Path(value).suffix and "\0" not in value:
+                    yield f"named in {file}", str(file.parent / value)
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:

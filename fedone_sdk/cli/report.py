@@ -78,7 +78,7 @@ def export_run(
     Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
 
     Args:
-        target (FILE): The file to write. Default: RUN_ID.jsonl or RUN_ID.prompt.json.
+        target (FILE): The file to write. Default: RUN_ID.run.jsonl or RUN_ID.prompt.json.
         form: `run` writes the run as JSON lines; `prompt` writes its prompt as an artefact.
     """
     load_own(run_path)
@@ -89,7 +89,7 @@ def export_run(
         write_file("--output", target, reports.artefact_of(run).dump())
         typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
         return
-    target = target or Path(f"{run_id}.jsonl")
+    target = target or Path(f"{run_id}.run.jsonl")
     check_target("--output", target)
     data = _exported(run_id, server, token, store)
     write_file("--output", target, data, mode=0o600)

@@ -106,7 +106,7 @@ def retune(
     _print(output, artefact.name, report)
     if recommended is not None:
         _output.note(f"{recommended}: the recommended prompt")
-    for line in _tuning.next_steps(spec, result, state, known, run_path, raising="--cap N"):
+    for line in _tuning.next_steps(spec, result, state, known, run_path, html, raising="--cap N"):
         _output.note(line)
     raise typer.Exit(_output.exit_code(result))
 

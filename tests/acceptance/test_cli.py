@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -20,7 +21,7 @@ from fedone_sdk.errors import installing
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
 from tests.acceptance.tiny import result_in, write_sentences
-from tests.console import Fedone
+from tests.console import Fedone, the_line
 
 RUN = (
     tiny.RUN.replace("queries: 16", "queries: 40")
@@ -75,13 +76,19 @@ def test_without_its_extra_the_error_names_what_to_install(
         "",
         f"the fedone command needs an extra: {installing('cli')}\n",
     )
+    monkeypatch.undo()
+    missing = Mock(side_effect=ModuleNotFoundError(name="numpy"))
+    monkeypatch.setattr("fedone_sdk.cli.tune.quiet_logs", missing)
+    line = the_line(fedone("quickstart"))
+    assert line.startswith("this command needs more packages: pip install ")
+    assert {"numpy", "onnxruntime", "sqlalchemy", "typer"} <= {*re.findall(r"\w+", line)}
 
 
 def test_quickstart_keeps_its_cap(
     fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mini = ("quickstart", "--model", "mini")
+    mini = ("quickstart", "--model", "roberta-mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
     assert "Label bias alone" in out
@@ -140,7 +147,7 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
     monkeypatch.chdir(tmp_path)
     code, out, err = fedone("quickstart", "--cap", 10)
     assert code == 0
-    assert "using the embedded mini model" in err
+    assert "using the embedded model roberta-mini" in err
     assert "quickstart.html is a folder" in err
     assert "10 of 10" in out
 
@@ -279,7 +286,7 @@ def test_a_mistake_is_one_line(
         (["tune", "run.yaml", "--store", "no/a.db"], "arguments: --store: there is no folder no"),
         (["runs", "export", "a", "-o", ".", "--store", "a.db"], "arguments: --output: . is a fol"),
         (
-            ["runs", "show", "--server", "http://me:secret@h"],
+            ["runs", "list", "--server", "http://me:secret@h"],
             "arguments: server: must not have a user or password",
         ),
         (
@@ -292,7 +299,7 @@ def test_a_mistake_is_one_line(
         ),
         # What stands around it in a file or a variable is none of it.
         (
-            ["runs", "show", "--server", "http://127.0.0.1:9"],
+            ["runs", "list", "--server", "http://127.0.0.1:9"],
             "http://127.0.0.1:9: cannot be reached",
         ),
     ],

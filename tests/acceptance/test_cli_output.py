@@ -172,8 +172,8 @@ HTML = b"<html>hi</html>"
 @pytest.mark.parametrize(
     ("command", "body"),
     [
-        (["show"], HTML),
-        (["show"], b'[{"a": 1}]'),
+        (["list"], HTML),
+        (["list"], b'[{"a": 1}]'),
         (["show", "tiny", "--clients"], HTML),
         (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
     ],
@@ -196,7 +196,7 @@ def test_only_the_runs_export_replaces_an_export(
         (folder / "run.yaml").write_text(RUN.replace("tiny", name))
         fedone("tune", "run.yaml", "--store", f"{name}.db")
         assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
-    good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
+    good, other = (folder / f"{name}.run.jsonl" for name in ("tiny", "other"))
     before = good.read_bytes()
     export = ("runs", "export", "tiny", "--server")
     with answering(HTML) as url:

@@ -71,8 +71,10 @@ def kept(name: str = "tiny") -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
+    Path("dev.jsonl").write_text("".join(Path("train.jsonl").read_text().splitlines(True)[:24]))
     code, out, err = compare("--seeds", 2, "--html", "c.html")
     assert code == 0
+    assert err.count("dev rows are also training rows") == 1
     assert "10 of 10 trials to run" in err
     assert "at most 108 training queries, and 156 on the dev split" in err
     found = document()

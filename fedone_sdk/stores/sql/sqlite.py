@@ -85,7 +85,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         self._threads = _Threads()
 
         def connect(engine: Engine) -> Connection:
-            _check_file(self.where, create=serving or upgrading)
+            _check_file(self.where, create=serving)
             if serving or upgrading:
                 self._lock = _lock(self.where)
             _configure(engine)
