@@ -115,9 +115,7 @@ def installing(*extras: str) -> str:
     except PackageNotFoundError:
         lines = []
     marker = re.compile(rf"extra == ['\"]({'|'.join(extras)})['\"]")
-    packages = dict.fromkeys(
-        line.partition(";")[0].strip() for line in lines if marker.search(line)
-    )
+    packages = {line.partition(";")[0].strip(): None for line in lines if marker.search(line)}
     return f"pip install {shlex.join(packages)}" if packages else ", ".join(extras)
 
 

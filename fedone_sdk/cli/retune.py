@@ -65,8 +65,7 @@ def retune(
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
     _output.check_target("--output", target)
-    if html is not None:
-        check_report("--html", html)
+    check_report("--html", html)
     old_run = RunFile.load(run_path, seed=seed, cap=cap)
     with errors_in(str(run_path)):
         spec = retune_spec(artefact, backend, old_run.spec, name=name)

@@ -60,16 +60,12 @@ def tune(
     """
     output = Output(json_file)
     quiet_logs()
-    store_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
-    for option, is_set in store_options.items():
-        if is_set and no_store:
+    for option, value in {"--store": store, "--fresh": fresh, "--raise": raised}.items():
+        if value and no_store:
             raise ArgumentError(f"{option}: cannot be combined with --no-store")
-    if store is not None:
-        _output.check_target("--store", store)
-    if artefact is not None:
-        _output.check_target("--artefact", artefact)
-    if report is not None:
-        check_report("--report", report)
+    _output.check_target("--store", store)
+    _output.check_target("--artefact", artefact)
+    check_report("--report", report)
     tracking = _options.tracking_of(trackers)
     run = RunFile.load(run_path, seed=seed, cap=cap, raised=_options.caps_of("--raise", raised))
     federation = run.federation()

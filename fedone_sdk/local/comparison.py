@@ -187,8 +187,7 @@ def contests(
             spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in federations:
-                # The warnings about the data are the same for every seed.
-                with nullcontext() if seed == seeds[0] else capture_logs():
+                with nullcontext() if seed == seeds[0] else capture_logs():  # the same warnings
                     federations[key] = Federation.load(spec, folder)
             if isinstance(federations[key].score, Judge):
                 raise SpecError("task.score: fedone compare does not support a judge")

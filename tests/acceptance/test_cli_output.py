@@ -80,6 +80,14 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     assert "Traceback" not in done.stderr
 
 
+def test_streams_may_be_closed(folder: Path) -> None:
+    tune = [sys.executable, "-m", "fedone_sdk.cli", "tune", "run.yaml", "--json", FILES[0]]
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *tune]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run(shell, cwd=folder, env=environment, timeout=60).returncode == 0
+    assert RunResult.model_validate_json((folder / FILES[0]).read_bytes()).rounds == 4
+
+
 def test_a_full_disk_costs_only_log_lines() -> None:
     _Printer(Mock(**{"write.side_effect": OSError("full")})).info("lost")
 

@@ -314,7 +314,7 @@ def _check_file(path: str, *, create: bool) -> None:
     """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    elif not os.path.exists(path):
+    elif not os.path.isfile(path):
         raise OSError("there is no such file")
 
 
