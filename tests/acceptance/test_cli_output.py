@@ -22,6 +22,7 @@ from tests.acceptance.tiny import RUN, write_sentences
 from tests.console import Fedone
 
 FILES = ("result.json", "prompt.json", "report.html")
+CLOSED = subprocess.DEVNULL
 
 
 @pytest.fixture
@@ -36,8 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fedone_into(stdout: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    shell = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh") if stdout == CLOSED else ()
     return subprocess.run(
-        [sys.executable, "-m", "fedone_sdk.cli", *arguments],
+        [*shell, sys.executable, "-m", "fedone_sdk.cli", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=stdout,
@@ -81,10 +83,8 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
 
 
 def test_streams_may_be_closed(folder: Path) -> None:
-    tune = [sys.executable, "-m", "fedone_sdk.cli", "tune", "run.yaml", "--json", FILES[0]]
-    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *tune]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    assert subprocess.run(shell, cwd=folder, env=environment, timeout=60).returncode == 0
+    tune = ("tune", "run.yaml", "--json", FILES[0])
+    assert fedone_into(CLOSED, folder, *tune).returncode == 0
     assert RunResult.model_validate_json((folder / FILES[0]).read_bytes()).rounds == 4
 
 

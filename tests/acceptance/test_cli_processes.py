@@ -180,7 +180,9 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert row[:3] == ["tiny", "completed", "12 of 12"]
     assert row[-1] == "0.0000"
     assert exporting.ended() == 0
-    kinds = [json.loads(line)["kind"] for line in (folder / "tiny.run.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"] for line in (folder / "tiny.run.jsonl").read_text().splitlines()
+    ]
     assert (kinds.count("round"), kinds.count("outcomes")) == (12, 3)
     assert stopping.ended() == wrong.ended() == 2
     assert stopping.err == "run_conflict: the run has ended: completed\n"

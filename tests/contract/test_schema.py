@@ -110,6 +110,7 @@ class TestCommand:
         code, _, err = fedone("db", "upgrade", "--store", path)
         assert (code, err) == (2, f"store {path} cannot be used: there is no such file\n")
         assert not [*tmp_path.iterdir()]
+        assert fedone("db", "copy", str(tmp_path), path).err.endswith(": there is no such file\n")
         Path(path).touch()
         for said in ("created schema 0001", "the store has the newest schema, 0001"):
             assert fedone("db", "upgrade", "--store", path) == (0, f"{said}\n", "")
