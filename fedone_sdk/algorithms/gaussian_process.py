@@ -353,9 +353,8 @@ class Likelihood:
         self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
     ) -> Hyperparameters:
         """Return better hyperparameters, after one step along each coordinate in turn."""
-        improved = _coordinate_step(
-            self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
-        )
+        steps = [at for at in coordinates if at < _CURVES_INDEX]
+        improved = _coordinate_step(lambda v: self.loss(Hyperparameters(*v)), list(values), steps)
         if self.unbiased is not None and _CURVES_INDEX in coordinates:
             inverse, reml = self._of(Hyperparameters(*improved))
 
@@ -372,9 +371,6 @@ class Likelihood:
         """Return -2 log of likelihood times prior, up to a constant."""
         inverse, reml = self._of(values)
         return self._deviance(self.losses, inverse, reml) + _prior_deviance(values)
-
-    def _loss(self, values: list[float]) -> float:
-        return self.loss(Hyperparameters(*values))
 
     def _of(self, values: Hyperparameters) -> tuple[Floats, RemlNoise]:
         """Return the inverse of the prior covariance, and the noise."""
