@@ -117,7 +117,8 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
-            ("LISTN", SECRET, "environment: FEDONE_LISTN: unknown key; did you mean FEDONE_LISTEN?"),
+            ("LISTN", SECRET, "environment: FEDONE_LISTN: unknown key; did you mean "
+             "FEDONE_LISTEN?"),
             ("ATUH__ADMIN_TOKEN", SECRET, "environment: FEDONE_ATUH__ADMIN_TOKEN: unknown key; did "
              "you mean FEDONE_AUTH?"),
             ("DATABASE__URL", SECRET, "environment: FEDONE_DATABASE__URL: unknown key (allowed: "),
@@ -125,7 +126,8 @@ class TestMistakes:
             ("LOG__LEVLE", "info", "{file}: log.levle (from FEDONE_LOG__LEVLE): unknown key"),
             ("AUTH__ADMIN_TOKEN", f"{SECRET} x", "{file}: auth.admin_token (from FEDONE_AUTH__"),
             ("AUTH__ENROLMENT_TOKENS", f'["{SECRET} x"]', "{file}: auth.enrolment_tokens.0 (from"),
-            ("AUTH__ENROLMENT_TOKENS", SECRET, "environment: FEDONE_AUTH__ENROLMENT_TOKENS: a list"),
+            ("AUTH__ENROLMENT_TOKENS", SECRET,
+             "environment: FEDONE_AUTH__ENROLMENT_TOKENS: a list"),
         ],
     )  # fmt: skip
     def test_they_name_the_variable(
