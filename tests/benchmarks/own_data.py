@@ -229,7 +229,8 @@ async def private(folder: Path) -> dict[str, Any]:
     dev_targets = [target_of(task, row) for row in fitted_on]
     own = (result["verdict"] or {}).get("bias") or list(fit(dev, dev_targets))
     most = Counter(dev_targets).most_common(1)[0][0]
-    deployed = np.zeros(plain.shape[1]) if artefact.tuned_task.bias is None else artefact.tuned_task.bias
+    bias = artefact.tuned_task.bias
+    deployed = np.zeros(plain.shape[1]) if bias is None else bias
     hits = {"the most frequent label for all rows": [target == most for target in targets]}
     for name, scores in (
         ("no prompt, no bias", plain),
