@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 import time
 from collections import OrderedDict
@@ -20,7 +19,7 @@ from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.budget.guard import PATIENCE_S
 from fedone_sdk.errors import BackendBlocked, BudgetExhausted, SpecError
-from fedone_sdk.files import transaction, use_wal
+from fedone_sdk.files import create_private, transaction, use_wal
 
 T = TypeVar("T")
 
@@ -246,7 +245,7 @@ class _AnswerFile:
 
 def _opened(path: Path) -> sqlite3.Connection:
     # SQLite would create a file that all users can read, and answers may contain private text.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    create_private(path)
     # From here on, only the worker thread uses the connection.
     db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
