@@ -352,7 +352,7 @@ class TestFile:
         other = f"import sqlite3; sqlite3.connect({str(file)!r}).execute('SELECT * FROM answers')"
         async with Caching(Oracle(), file=file) as cached, Caching(Oracle(), file=file):
             await cached.score(ask("a"))
-            subprocess.run([sys.executable, "-c", other], check=True)
+            await asyncio.to_thread(subprocess.run, [sys.executable, "-c", other], check=True)
             assert set(modes(tmp_path)) == {"a", "a-wal", "a-shm"}
 
     async def test_evicted_answers_are_read_again(
