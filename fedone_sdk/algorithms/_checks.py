@@ -20,15 +20,15 @@ def integer(name: str, value: object, *, minimum: int = 0) -> int:
     return int(value)
 
 
-def number(name: str, value: object, *, above: float = 0.0) -> float:
-    """Return `value` as a float; raise unless it is a finite number > `above`."""
+def number(name: str, value: object) -> float:
+    """Return `value` as a float; raise unless it is a finite number > 0."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float, np.integer, np.floating))
         or not math.isfinite(value)
-        or value <= above
+        or value <= 0
     ):
-        raise ValueError(f"{name} must be a finite number > {above:g}, not {value!r}")
+        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
     return float(value)
 
 

@@ -128,10 +128,7 @@ def _defaults(name: str) -> Mapping[str, Any]:
 
 _GROUP = "fedone.methods"
 _NEEDED = ("prompt_len", "vocab_size", "num_samples")
-_MEMBERS = (
-    *("ask", "bias", "check", "finished", "init", "num_samples", "plain_bias", "project"),
-    *("prompt", "search_on", "shape", "shares_memory", "tell", "wanted"),
-)
+_MEMBERS = sorted(name for name in vars(Algorithm) if not name.startswith("_"))
 
 _loaded: dict[str, Callable[..., Any]] = {}
 """Loaded objects by their name in RUN.yaml."""
@@ -179,7 +176,7 @@ def own_method(
         "vocab_size": space.vocab_size,
         "num_samples": spec.num_samples,
         "seed": seed,
-        "blank": space.blanks[0] if len({*space.slots}) == 1 else None,
+        "blank": space.blanks[0] if len(space.layout) == 1 else None,
         "space": space,
         "asks": asks,
         "start": start,
