@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -92,11 +92,3 @@ def losses(value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]) 
     if not np.isfinite(result).all():
         raise ValueError("losses must be finite")
     return result
-
-
-def known_options(what: str, options: dict[str, Any], allowed: tuple[str, ...]) -> None:
-    """Raise for options outside `allowed`."""
-    unknown = sorted(options.keys() - set(allowed))
-    if unknown:
-        listed = ", ".join(allowed) or "no options"
-        raise ValueError(f"{what} takes {listed}, not {', '.join(unknown)}")

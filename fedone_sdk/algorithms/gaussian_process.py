@@ -142,14 +142,10 @@ class Features:
             columns[positions, :size] = numbers
         return columns
 
-    @cached_property
-    def count(self) -> int:
-        """The number of features, F."""
-        return sum(size for _, size, _ in self.space.layout)
-
     def present(self, prompts: Ints) -> NDArray[np.float32]:
         """Return the features of each prompt, 0 or 1, shape (P, F)."""
-        present = np.zeros((len(prompts), self.count + 1), dtype=np.float32)
+        count = sum(size for _, size, _ in self.space.layout)
+        present = np.zeros((len(prompts), count + 1), dtype=np.float32)
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
         np.put_along_axis(present, columns, 1.0, axis=1)  # -1 is the extra last column.
         return present[:, :-1]
@@ -176,27 +172,15 @@ class Kernel(NamedTuple):
     nugget: float
     length: float
 
-    @property
-    def feature(self) -> float:
-        """The variance of one feature's effect about the common mean."""
-        return self.additive / self.length
-
-    @property
-    def common(self) -> float:
-        """The variance of the common mean."""
-        return self.additive / self.length**2
-
-    @property
-    def pair(self) -> float:
-        """The variance of one pair's effect."""
-        return 2.0 * self.pairs / (self.length * (self.length - 1.0))
-
     def matrix(self, present: NDArray[np.float32]) -> Floats:
         """Return the covariances (P, P) of distinct prompts from their features, 0 or 1, (P, F)."""
+        # The variances of one feature's part about the common mean, and of one pair's part.
+        feature = self.additive / self.length
+        pair = 2.0 * self.pairs / (self.length * (self.length - 1.0))
         both = (present @ present.T).astype(np.float64)
         counts = np.diagonal(both)
-        matrix = both * (self.feature + 0.5 * self.pair * (both - 1.0))
-        matrix += self.common * counts[:, None] * counts
+        matrix = both * (feature + 0.5 * pair * (both - 1.0))
+        matrix += self.additive / self.length**2 * counts[:, None] * counts
         matrix[np.diag_indices(len(matrix))] += self.nugget
         return matrix
 

@@ -61,7 +61,9 @@ def make_method(
     Raises:
         ValueError: The name, an option or a value is invalid.
     """
-    _checks.known_options(f"method {name}", options, method_options(name))
+    allowed = method_options(name)
+    if unknown := sorted(options.keys() - {*allowed}):
+        raise ValueError(f"method {name} takes {', '.join(allowed)}, not {', '.join(unknown)}")
     method: Algorithm = _TYPES[name](
         space=space, num_samples=num_samples, seed=seed, **{**_defaults(name), **options}
     )
