@@ -50,8 +50,8 @@ def count(num_samples: int | None, *, default: int) -> int:
     return default if num_samples is None else integer("num_samples", num_samples, minimum=1)
 
 
-def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> Floats:
-    """Return `value` as a finite float64 matrix of the given shape."""
+def array(name: str, value: ArrayLike, *, shape: tuple[int, ...]) -> Floats:
+    """Return `value` as a finite float64 array of the given shape."""
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as exc:
@@ -65,7 +65,7 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> Floats:
 
 def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> Floats:
     """Return `alpha` in float64; raise unless it is positive where `mask` is True, 0 elsewhere."""
-    alpha = matrix("alpha", value, shape=mask.shape)
+    alpha = array("alpha", value, shape=mask.shape)
     if alpha[mask].min() <= 0.0:
         raise ValueError("alpha must be positive; call project first")
     if alpha[~mask].any():
@@ -83,12 +83,4 @@ def losses(value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]) 
     num_samples = len(candidates.prompts)
     if num_samples < 2:
         raise ValueError("tell needs at least 2 prompts to compare")
-    try:
-        result = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as exc:
-        raise ValueError(f"losses must be {num_samples} numbers") from exc
-    if result.shape != (num_samples,):
-        raise ValueError(f"losses must have shape ({num_samples},), not {result.shape}")
-    if not np.isfinite(result).all():
-        raise ValueError("losses must be finite")
-    return result
+    return array("losses", value, shape=(num_samples,))

@@ -221,7 +221,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Raise entries below the floor to the floor."""
-        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        checked = _checks.array("alpha", alpha, shape=self.shape)
         return np.where(self.space.mask, np.maximum(checked, self.alpha_min), 0.0).astype(
             np.float32
         )
@@ -244,7 +244,7 @@ class BDPL(PolicyGradient):
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest probabilities that are not below the floor."""
-        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        checked = _checks.array("alpha", alpha, shape=self.shape)
         return nearest_probabilities(checked, floor=self.alpha_min, mask=self.space.mask)
 
     def _probabilities(self, alpha: Floats, rng: np.random.Generator) -> Floats:

@@ -171,7 +171,7 @@ class PromptSearch(ABC):
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest probabilities; the floor is the least value that `_alpha` can have."""
-        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        checked = _checks.array("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
 

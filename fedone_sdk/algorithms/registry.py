@@ -265,8 +265,7 @@ class OwnAlgorithm(PlainAlgorithm):
 
     def check(self, state: State) -> None:
         """Raise `ValueError` unless the method can continue from a state."""
-        if state.alpha.shape != self.shape:
-            raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
+        super().check(state)
         self._method.check(state)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:

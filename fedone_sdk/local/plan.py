@@ -480,9 +480,7 @@ def _share(total: Usage, share: Fraction, requests: Fraction | None = None) -> U
 
 
 def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
-    limits = getattr(spec.backend, "limits", None)
-    if limits is None:
-        return None
+    limits = spec.backend.limits
     tokens = expected.prompt_tokens + expected.completion_tokens
     pairs = (expected.requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute)
     minutes = [amount / limit for amount, limit in pairs if limit is not None]
