@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedone_sdk.vocabulary import Layout
-
 from .method_state import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedone_sdk.vocabulary import Layout
 
 # Largest accepted difference of a sum from 1; rounding to float32 causes at most 6e-8.
 _ROUNDING = 1e-6
@@ -141,7 +143,7 @@ class Space:
         return cls.of([(prompt_len, vocab_size, blank)])
 
     @classmethod
-    def of(cls, slots: Sequence[tuple[int, int, int | None]], width: int | None = None) -> Space:
+    def of(cls, slots: Iterable[tuple[int, int, int | None]], width: int | None = None) -> Space:
         """Return the space of several slots (`layout`)."""
         return cls(tuple(slots), width)
 
