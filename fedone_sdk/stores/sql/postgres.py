@@ -60,7 +60,6 @@ _STATEMENT_TIMEOUT_S = 10.0
 _MIGRATION_LOCK = 0x6665_646F_6E65  # "fedone"
 _LOCK_MIGRATION = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
 _TRY_LOCK_MIGRATION = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
-_IPV6 = re.compile(r"[\da-fA-F.]*(:[\da-fA-F.]*){2,}")
 _NO_IDLE_TIMEOUT = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 # Changes nothing unless the run has the expected version.
@@ -413,7 +412,7 @@ def _server_of(url: URL) -> tuple[URL, str, str]:
     query = {
         key: ",".join((text,) if isinstance(text, str) else text) for key, text in url.query.items()
     }
-    if _IPV6.fullmatch(query.get("host", "")):
+    if re.fullmatch(r"[\da-fA-F.]*(:[\da-fA-F.]*){2,}", query.get("host", "")):
         query["host"] = f"[{query['host']}]"  # asyncpg needs the brackets.
     if "ssl" in query:  # asyncpg's name
         query["sslmode"] = query.pop("ssl")
@@ -427,10 +426,8 @@ def _prepare(connection: Connection, upgrading: bool) -> None:
     connection.execute(_LOCK_MIGRATION)
     encoding = connection.scalar(text("SHOW server_encoding"))
     if encoding not in ("UTF8", "SQL_ASCII"):  # SQL_ASCII stores any bytes.
-        raise FedOneError(
-            f"the database has the encoding {encoding}, which does not have all characters; create "
-            "it with: CREATE DATABASE ... ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
-        )
+        command = "CREATE DATABASE ... ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+        raise FedOneError(f"the database's encoding {encoding} lacks characters; use: {command}")
     schema.prepare(connection, upgrading=upgrading)
 
 

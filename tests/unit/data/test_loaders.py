@@ -50,15 +50,19 @@ def test_json_array(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "first", "second"),
-    [("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n',
-      'a "fine" film,\nreally', "plain"),
-     ("rows.tsv", '\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\n',
-      '"unbalanced', "return\rinside")],
+    ("name", "content", "text"),
+    [
+        ("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n',
+         ['a "fine" film,\nreally', "plain"]),
+        ("rows.tsv", '\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\n',
+         ['"unbalanced', "return\rinside"]),
+    ],
 )  # fmt: skip
-def test_quoting(write: Write, name: str, text: str, first: str, second: str) -> None:
-    rows = [{"sentence": first, "label": "1"}, {"sentence": second, "label": "0"}]
-    assert load_examples(write(name, text)) == rows
+def test_csv_has_quoting_and_tsv_has_none(
+    write: Write, name: str, content: str, text: list[str]
+) -> None:
+    rows = [{"sentence": sentence, "label": str(1 - at)} for at, sentence in enumerate(text)]
+    assert load_examples(write(name, content)) == rows
 
 
 def test_parquet(tmp_path: Path, write: Write) -> None:
