@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,14 +15,14 @@ import structlog
 from fedone_sdk.aggregator import ServedRun, exported_run
 from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.aggregator.runs.changes import Change
-from fedone_sdk.backends import AnswerCache, ModelClient, Query
+from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, StoreUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.pages import costs_of
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
+from fedone_sdk.stores import Commit, MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
 from tests.runs import WORDS, memory_client, run_spec, serving, train, until
@@ -31,10 +32,14 @@ DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
 
 
 def spec_of(
-    *, rounds: int = 4, evaluation: Mapping[str, Any] | None = None, **more: Any
+    *,
+    rounds: int = 4,
+    evaluation: Mapping[str, Any] | None = None,
+    batch_size: int = 4,
+    **more: Any,
 ) -> RunSpec:
     return run_spec(
-        method={"batch_size": 4, "learning_rate": 0.01},
+        method={"batch_size": batch_size, "learning_rate": 0.01},
         rounds=rounds,
         evaluation={"every": 2, "examples": 5, **(evaluation or {})},
         **more,
@@ -141,7 +146,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
         async def lead(self) -> bool:
             return self.leads
 
-    monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._RETRY_S", 0)
+    monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._POLL_S", 0)
     backend, store = ScriptedBackend(), Follower()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
@@ -204,6 +209,44 @@ async def test_it_waits_for_an_absent_store(name: str, monkeypatch: pytest.Monke
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run, TRAIN)
     assert None not in (run.state.metric.after, run.state.verdict)
+
+
+class Dear(ScriptedBackend):
+    """Bills more than its bound, and reports the model's name."""
+
+    async def score(self, query: Query) -> Answer:
+        answer = await super().score(query)
+        return replace(answer, usage=answer.usage + Usage(prompt_tokens=90), model="m-1")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("changed", ["leases", "models"])
+async def test_an_answer_is_paid_once_if_the_store_fails(
+    changed: str, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the store fails before it stores the bill or the model's name, or afterwards."""
+    store, failed, leased = MemoryStore(), False, False
+
+    async def commit(run_id: str, version: int, commit: Commit) -> None:
+        nonlocal failed, leased
+        document = json.loads(commit.document)
+        settled = leased and not document["evaluation"]["leases"]
+        leased = bool(document["evaluation"]["leases"])
+        fails = not failed and (settled if changed == "leases" else document["models"])
+        failed |= bool(fails)
+        if stored or not fails:
+            await MemoryStore.commit(store, run_id, version, commit)
+        if fails:
+            raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr("fedone_sdk.aggregator.runs.served_run._RETRY_S", 0)
+    monkeypatch.setattr(store, "commit", commit)
+    async with serving(backend=(backend := Dear()), store=store) as service:
+        run = await service.add_run(spec_of(batch_size=10), WORDS, dev=DEV)
+        await until(lambda: run.state.metric.before is not None)
+    assert (failed, len(backend.asked)) == (True, 2)
+    assert run.state.evaluation.spent == Usage(queries=2, requests=2, prompt_tokens=2 * 100)
+    assert run.state.models == ("m-1",)
 
 
 async def test_examples_that_the_model_fails_on_are_left_out() -> None:

@@ -382,19 +382,25 @@ class TestEvaluation:
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
         used = Usage(queries=3, requests=3)
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=used)
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
 
-    @pytest.mark.parametrize("requests", [4, 7])
-    def test_a_bill_above_what_a_lost_replica_had_reserved_is_charged(self, requests: int) -> None:
-        game, worst = Game(spec_of(), gateway=True), Usage(queries=3, requests=5)
+    @pytest.mark.parametrize("lost", [False, True])
+    def test_a_bill_above_its_bound_is_charged_once(self, lost: bool) -> None:
+        """Also if the replica was lost, and if the store loses each answer."""
+        game = Game(spec_of(), gateway=True)
+        worst, beyond = Usage(queries=3, requests=5), Usage(requests=2)
         game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
-        game.apply(charge_lost_replicas, **ALL_GONE)
-        used = Usage(queries=3, requests=requests)
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
-        assert game.state.evaluation.spent == used.at_least(worst)
-        assert game.spent == used.at_least(worst).without_queries()
+        if lost:
+            game.apply(charge_lost_replicas, **ALL_GONE)
+        for _ in range(2):
+            game.apply(reserve_evaluation, lease_id="evaluation-2", worst=beyond, billed=True)
+        for _ in range(2):
+            game.apply(settle_evaluation, lease_id="evaluation-1", used=worst)
+            game.apply(settle_evaluation, lease_id="evaluation-2", used=beyond)
+        assert game.state.evaluation.spent == worst + beyond
+        assert game.spent == (worst + beyond).without_queries()
 
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
@@ -403,7 +409,7 @@ class TestEvaluation:
         assert len(game.seat()) == 1
         assert game.claim(game.state.seats[0].client) is None
         assert game.state.running
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING, reserved=worst)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
         assert game.take().leased_queries == 2
 
 
