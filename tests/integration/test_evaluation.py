@@ -97,6 +97,23 @@ async def test_the_result_has_a_verdict() -> None:
     assert sum(map(is_dev, backend.asked)) == 13  # An end is measured once.
 
 
+async def test_prompts_measured_on_other_texts_are_not_compared() -> None:
+    """After a restart with another dev file, even if its labels are the same."""
+    store, changed = MemoryStore(), [{**row, "text": f"{row['text']}!"} for row in DEV]
+    for rows in (DEV, changed):
+        async with serving(backend=ScriptedBackend(), store=store) as service:
+            run = await service.add_run(spec_of(), WORDS, dev=rows)
+            await until(lambda: run.state.metric.before is not None)  # noqa: B023
+            if rows is changed:
+                await train(service, run, TRAIN)
+    verdict = run.result().verdict
+    assert verdict is not None
+    assert verdict.text.endswith(
+        "no verdict, because the two were not measured on the same dev rows"
+    )
+    assert verdict.standing("chance").gain is not None  # type: ignore[union-attr]
+
+
 async def test_a_run_without_dev_rows_reports_it() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS)
