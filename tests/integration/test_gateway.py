@@ -26,7 +26,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Scores, Tensor
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
+from fedone_sdk.stores import Commit, MemoryStore
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from tests.by_hand import Device, enrol
@@ -398,16 +398,24 @@ class TestOutages:
     async def test_a_store_that_is_away_is_no_bug_of_the_backend(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def commit(*_: object) -> None:
-            raise StoreUnavailable("the disk is full")
+        """Nothing is sent then, and a paid answer waits until its cost is stored."""
+        backend, stored, failures = ScriptedBackend(), bench.store.commit, 5
 
-        device = await bench.start(ScriptedBackend(), spec_of())
-        with monkeypatch.context() as broken:
-            broken.setattr(bench.store, "commit", commit)
-            for _ in range(4):
-                with pytest.raises(StoreUnavailable):
-                    await device.score()
+        async def commit(run_id: str, version: int, changes: Commit) -> None:
+            nonlocal failures
+            if failures > 1 or (failures and backend.asked):
+                failures -= 1
+                raise StoreUnavailable("the disk is full")
+            await stored(run_id, version, changes)
+
+        device = await bench.start(backend, spec_of())
+        monkeypatch.setattr("fedone_sdk.aggregator.runs.served_run._RETRY_S", 0)
+        monkeypatch.setattr(bench.store, "commit", commit)
+        for _ in range(4):
+            with pytest.raises(StoreUnavailable):
+                await device.score()
         await device.score()
+        assert (failures, len(backend.asked)) == (0, 4)
 
 
 class TestRestart:
