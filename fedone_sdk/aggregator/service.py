@@ -25,7 +25,7 @@ from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, usable_vocabulary
-from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.judge import MAX_TOKENS, Judge
 from fedone_sdk.backends.model_client import metered
 from fedone_sdk.budget import Budget
 from fedone_sdk.clock import Clock, SystemClock
@@ -286,12 +286,13 @@ class Service:
         return answers
 
     def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
-        """Return `score`; if it is a judge (a model), its calls are charged to the run.
-
-        No work is then assigned unless the caps also cover its grades.
-        """
+        """Return `score`; if it is a judge (a model), its calls are charged to the run."""
         if isinstance(score, Judge):
-            run.use_machine(run.base.with_grades(calls.worst_grades(run.spec, score)))
+            backend, size = score.backend, run.spec.method.batch_size
+            worst = calls.bounded(
+                run.spec, lambda: backend.worst_case(1, MAX_TOKENS) * size, "task.score: the judge"
+            )
+            run.use_machine(run.base.with_grades(worst.without_queries()))
         return calls.charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:

@@ -469,6 +469,7 @@ def _duration(value: str | None) -> float | None:
 
 def _tokens(usage: object, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return min(value, _MAX_TOKENS)
+    # Some gateways report 12.0 or 1e3.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+        return math.ceil(min(value, _MAX_TOKENS))
     return None

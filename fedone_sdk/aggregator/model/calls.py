@@ -27,7 +27,7 @@ from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import reasons
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, query_for, score_all
-from fedone_sdk.backends.judge import MAX_TOKENS, Judge
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import NOTHING, Lease, Usage
 from fedone_sdk.candidates import label_checks, no_prompt
@@ -355,21 +355,12 @@ class ModelChecks:
             raise errors.ProblemError(code, reasons(exc)[0]) from exc
 
 
-def worst_grades(spec: RunSpec, judge: Judge) -> Usage:
-    """Return the upper bound on the cost of the grades of a query, with the errors of a query."""
-    size = spec.method.batch_size
-    worst = _bounded(
-        spec, lambda: judge.backend.worst_case(1, MAX_TOKENS) * size, "task.score: the judge"
-    )
-    return worst.without_queries()
-
-
 def _worst_query(spec: RunSpec, backend: LLMBackend) -> Usage:
     size, most = spec.method.batch_size, spec.task.max_written
-    return _bounded(spec, lambda: backend.worst_case(size, most), "backend: the model")
+    return bounded(spec, lambda: backend.worst_case(size, most), "backend: the model")
 
 
-def _bounded(spec: RunSpec, bound: Callable[[], Usage], model: str) -> Usage:
+def bounded(spec: RunSpec, bound: Callable[[], Usage], model: str) -> Usage:
     """Return the upper bound on the cost of a query; a `SpecError` if a round's cost overflows."""
     seats, method = spec.participation.clients_per_round, spec.method
     queries = seats * (method.num_samples * method.local_steps + 1)  # +1 for a new candidate
