@@ -51,8 +51,8 @@ class CallBudget:
     others find its reservations by this prefix and charge them.
 
     Args:
-        reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`. For
-            a bill above the upper bound it is called with ``billed=True``.
+        reserve: Reserves an amount of the run's account, or raises `ProblemError`. Its arguments
+            are those of `reserve_evaluation`.
 
     Attributes:
         spent: The amount spent. Requests that are pending, or have an unknown outcome, count with
@@ -95,7 +95,7 @@ class CallBudget:
         self.granted += worst
         self._reservations[reservation_id] = None
         try:
-            await self._reserve(reservation_id, worst, **billed)
+            await self._reserve(lease_id=reservation_id, worst=worst, **billed)
         except BaseException as exc:
             self.granted -= worst
             if isinstance(exc, errors.ProblemError):
@@ -156,12 +156,7 @@ async def query_as_evaluation(
         BudgetExhausted: The backend has a budget of its own, which is exhausted.
         ProblemError: The run's caps do not cover the queries or a retry.
     """
-    call = CallBudget(
-        run,
-        lambda lease_id, worst, **billed: run.apply(
-            reserve_evaluation, lease_id=lease_id, worst=worst, **billed
-        ),
-    )
+    call = CallBudget(run, partial(run.apply, reserve_evaluation))
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if role is None else NOTHING
     sent = NOTHING

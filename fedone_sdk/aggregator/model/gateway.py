@@ -197,11 +197,11 @@ class ModelGateway:
         run, assignment_id = work.run, message.assignment_id
         call_budget = CallBudget(
             run,
-            lambda reservation_id, worst: run.apply(
+            lambda lease_id, worst: run.apply(
                 spending.reserve_call,
                 assignment_id=assignment_id,
                 call=call,
-                reservation_id=reservation_id,
+                reservation_id=lease_id,
                 worst=worst,
             ),
         )
@@ -222,14 +222,9 @@ class ModelGateway:
             finally:
                 for reservation_id, used in call_budget.shares(call_budget.spent):
                     reserved = call_budget.reserved(reservation_id)
-                    settle = partial(
-                        run.apply,
-                        spending.settle_call,
-                        assignment_id=assignment_id,
-                        reservation_id=reservation_id,
-                        used=used,
-                        reserved=reserved,
-                    )
+                    ids = {"assignment_id": assignment_id, "reservation_id": reservation_id}
+                    data = {"used": used, "reserved": reserved}
+                    settle = partial(run.apply, spending.settle_call, **ids, **data)
                     # A second attempt would charge a bill above `reserved` again.
                     is_over = used.beyond(reserved) != NOTHING
                     await (settle() if is_over else run.persist(settle))
