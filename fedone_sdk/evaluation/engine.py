@@ -489,7 +489,9 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
     os.environ.update(_QUIET_RAY)
     with needs_extra("--ray", "ray"):
         import ray
-    new = {"num_cpus": workers, "include_dashboard": False} if address == "local" else {}
+    options: dict[str, Any] = {}
+    if address == "local":
+        options = {"num_cpus": workers, "include_dashboard": False}
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -497,7 +499,7 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
             log_to_driver=False,
             logging_level=logging.ERROR,
             runtime_env={"env_vars": dict.fromkeys(_THREADS, "1")},
-            **new,
+            **options,
         )
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ArgumentError(f"--ray: no Ray cluster: {exc}") from exc

@@ -156,7 +156,7 @@ async def query_as_evaluation(
         BudgetExhausted: The backend has a budget of its own, which is exhausted.
         ProblemError: The run's caps do not cover the queries or a retry.
     """
-    call = CallBudget(run, partial(run.apply, reserve_evaluation))
+    call = CallBudget(run, lambda **lease: run.apply(reserve_evaluation, **lease))
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if role is None else NOTHING
     sent = NOTHING

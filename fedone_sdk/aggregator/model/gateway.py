@@ -222,9 +222,14 @@ class ModelGateway:
             finally:
                 for reservation_id, used in call_budget.shares(call_budget.spent):
                     reserved = call_budget.reserved(reservation_id)
-                    ids = {"assignment_id": assignment_id, "reservation_id": reservation_id}
-                    data = {"used": used, "reserved": reserved}
-                    settle = partial(run.apply, spending.settle_call, **ids, **data)
+                    settle = partial(
+                        run.apply,
+                        spending.settle_call,
+                        assignment_id=assignment_id,
+                        reservation_id=reservation_id,
+                        used=used,
+                        reserved=reserved,
+                    )
                     # A second attempt would charge a bill above `reserved` again.
                     is_over = used.beyond(reserved) != NOTHING
                     await (settle() if is_over else run.persist(settle))
