@@ -469,7 +469,6 @@ def _duration(value: str | None) -> float | None:
 
 def _tokens(usage: object, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    # Some gateways report 12.0 or 1e3.
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:  # Or 12.0.
         return math.ceil(min(value, _MAX_TOKENS))
     return None

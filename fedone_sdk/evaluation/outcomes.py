@@ -71,7 +71,7 @@ class Outcomes(Frozen):
     def of(cls, which: Which, prediction: Prediction) -> Self:
         """Return the outcomes of a prediction."""
         task, pairs = prediction.task, list(zip(prediction.rows, prediction.examples, strict=True))
-        labels: dict[str, tuple[object, ...]] = {}
+        labels: dict[str, object] = {}
         if not task.generates:
             labels = {
                 "predicted": tuple(
@@ -85,8 +85,8 @@ class Outcomes(Frozen):
             None if row is None else example_loss(task, row, example) for row, example in pairs
         )
         rows = json.dumps(prediction.examples, skipkeys=True, default=str).encode()
-        known = {"which": which, "losses": losses, "rows_crc32": crc32(rows)}
-        return cls.model_validate({**known, **labels})
+        labels |= {"which": which, "losses": losses, "rows_crc32": crc32(rows)}
+        return cls.model_validate(labels)
 
 
 def curve_rows(spec: RunSpec, count: int) -> list[int]:

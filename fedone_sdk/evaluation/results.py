@@ -253,10 +253,8 @@ class Results:
         }
 
     def _side(self, estimate: Interval) -> str:
-        if estimate.verdict == "open":
-            return "open"
-        more_is_better = self.judged != "loss"
-        return "better" if (estimate.verdict == "more") is more_is_better else "worse"
+        better = "less" if self.judged == "loss" else "more"
+        return {"open": "open", better: "better"}.get(estimate.verdict, "worse")
 
 
 def results_of(

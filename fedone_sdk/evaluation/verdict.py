@@ -40,10 +40,7 @@ _MIN_ROWS = 10
 _POWER = 1.959964 + 0.841621
 """A 5 % test finds a difference of this many standard errors with 80 % power."""
 
-_OVER: Mapping[Compared, str] = {
-    "no_prompt": "no prompt",
-    "no_prompt_biased": "a label bias alone",
-}
+_OVER: Mapping[Compared, str] = {"no_prompt": "no prompt", "no_prompt_biased": "a label bias alone"}
 
 
 class Plain(NamedTuple):
@@ -313,10 +310,7 @@ def measured(
 
 
 def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
-    """Return the paired gain of one prompt over another; positive is better.
-
-    Returns None if the rows differ, or if the metric has no interval.
-    """
+    """Return the paired gain of one prompt over another, positive if better; None if rows differ."""
     if len({better.rows_crc32, worse.rows_crc32} - {None}) > 1:
         return None
     more, less = (worse, better) if task.metric == "loss" else (better, worse)

@@ -51,8 +51,7 @@ class CallBudget:
     others find its reservations by this prefix and charge them.
 
     Args:
-        reserve: Reserves an amount of the run's account, or raises `ProblemError`. Its arguments
-            are those of `reserve_evaluation`.
+        reserve: Reserves an amount, with the arguments and errors of `reserve_evaluation`.
 
     Attributes:
         spent: The amount spent. Requests that are pending, or have an unknown outcome, count with

@@ -130,8 +130,7 @@ class Evaluation(calls.Companion):
         if result is not None:
             # After a rollback during the measurement, the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                record = partial(self._run.record_metric, round_number, result[0])
-                await self._run.persist(record)
+                await self._run.persist(partial(self._run.record_metric, round_number, result[0]))
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -222,7 +222,7 @@ class ModelGateway:
             finally:
                 for reservation_id, used in call_budget.shares(call_budget.spent):
                     reserved = call_budget.reserved(reservation_id)
-                    settle = partial(
+                    settle: Callable[[], Awaitable[None]] = partial(
                         run.apply,
                         spending.settle_call,
                         assignment_id=assignment_id,

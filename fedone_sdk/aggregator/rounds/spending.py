@@ -229,10 +229,7 @@ def reserve_evaluation(
     worst: Usage,
     billed: bool = False,
 ) -> Result[None]:
-    """Reserve the upper bound on the cost of an evaluation, or of a call of another model.
-
-    `billed` says that `worst` was billed beyond the upper bound; caps then do not refuse it.
-    """
+    """Reserve a bound on the cost of an evaluation or another model; a `billed` cost in any case."""
     add = Account.raise_lease if billed else Account.add
     try:
         state = replace(

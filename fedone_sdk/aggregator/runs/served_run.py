@@ -210,10 +210,7 @@ class ServedRun(RunView):
         return reply
 
     async def persist(self, action: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the result of `action`, which is called again while the store is unavailable.
-
-        Use it for what is paid for or must be charged. Returns None if the run was deleted.
-        """
+        """Call `action` until the store is available; return None if it raises `ProblemError`."""
         while True:
             try:
                 return await action()
