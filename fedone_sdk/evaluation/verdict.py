@@ -310,7 +310,7 @@ def measured(
 
 
 def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
-    """Return the paired gain of one prompt over another, positive if better; None if rows differ."""
+    """Return the paired gain of a prompt over another, positive if better; None if rows differ."""
     if len({better.rows_crc32, worse.rows_crc32} - {None}) > 1:
         return None
     more, less = (worse, better) if task.metric == "loss" else (better, worse)

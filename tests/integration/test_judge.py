@@ -127,12 +127,11 @@ async def test_a_cap_stops_the_judge(cap: int, queries: int) -> None:
 
 
 async def test_a_judge_that_may_bill_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    dear = Usage(prompt_tokens=2**53)
-    monkeypatch.setattr(
-        ScriptedBackend, "worst_case", lambda one, *_: dear * (one.fingerprint == "grader")
-    )
+    federation, dear = federation_of(spec_of()), Usage(prompt_tokens=2**53)
+    assert isinstance(federation.score, Judge)
+    monkeypatch.setattr(federation.score.backend, "worst_case", lambda *_: dear)
     with pytest.raises(SpecError, match=r"task.score: the judge may bill more than 2\*\*53"):
-        await simulate(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
+        await simulate(federation, backend=ScriptedBackend(write=echo))
 
 
 async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:

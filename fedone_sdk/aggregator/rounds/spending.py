@@ -229,7 +229,7 @@ def reserve_evaluation(
     worst: Usage,
     billed: bool = False,
 ) -> Result[None]:
-    """Reserve a bound on the cost of an evaluation or another model; a `billed` cost in any case."""
+    """Reserve a bound on the cost of an evaluation or another model, or a `billed` excess."""
     add = Account.raise_lease if billed else Account.add
     try:
         state = replace(

@@ -35,7 +35,6 @@ class Change:
         offered: Clients that can claim work now, because of a draw or of budget that became free.
         measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback; None without a rollback.
-        ended: Whether the run ended or paused, or a paused run was stopped.
         resumed: Whether the run runs again.
         reloaded: Whether another replica changed the run; the other fields but `ended` and
             `resumed` are then unknown.
