@@ -146,8 +146,11 @@ async def test_nothing_is_kept_for_an_assignment_that_closes_during_its_call(
 
 class TestCharges:
     async def test_a_call_and_its_retries_are_charged_once(self, bench: Bench) -> None:
-        backend = ScriptedBackend()
+        """Also if no caller waits for the first answer."""
+        held = Held()
+        backend = ScriptedBackend(gate=held.wait)
         device = await bench.start(backend, spec_of())
+        await hang_up(device, held)
         scores = await device.score()
         assert scores.log_probs is not None
         assert scores.log_probs.shape == (4, 2, 2)
@@ -171,14 +174,6 @@ class TestCharges:
         assert isinstance(answers[0], asyncio.CancelledError)
         assert len({answer for answer in answers[1:] if isinstance(answer, Scores)}) == 1
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=4, prompt_tokens=8)
-
-    async def test_an_answer_without_a_waiting_caller_is_kept(self, bench: Bench) -> None:
-        held = Held()
-        backend = ScriptedBackend(gate=held.wait)
-        device = await bench.start(backend, spec_of())
-        await hang_up(device, held)
-        await device.score()
-        assert len(backend.asked) == 4
 
     async def test_local_steps_of_the_alpha_exchange_share_a_lease(self, bench: Bench) -> None:
         device = await bench.start(ScriptedBackend(), spec_of("alpha", local_steps=2))

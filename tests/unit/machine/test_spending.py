@@ -243,20 +243,17 @@ class TestGatewaySpending:
         assert game.spent.queries == SAMPLES + 1
         assert game.spent.requests >= SAMPLES + 1
 
-    def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
-        """A model on the device answered: its spending was not observed."""
-        game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
+    @pytest.mark.parametrize("own_models", [None, "charged"])
+    def test_an_update_that_the_gateway_never_scored(self, own_models: str | None) -> None:
+        """It costs its lease, or its losses are invented: by default no device has a model."""
+        game = Game(spec_of(participation={"own_models": own_models}), gateway=True)
         work = game.take()
         game.gateway(work, 1)
-        game.send(work)
-        assert game.spent == GATEWAY_QUERY * SAMPLES
-
-    def test_an_update_that_the_gateway_never_scored_is_refused(self) -> None:
-        """By default there is no model on the devices, so that such losses are invented."""
-        game = Game(spec_of(), gateway=True)
-        work = game.take()
-        game.gateway(work, 1)
-        assert refusal(game.send(work)).code == "invalid_message"
+        if own_models is None:
+            assert refusal(game.send(work)).code == "invalid_message"
+        else:
+            game.send(work)
+            assert game.spent == GATEWAY_QUERY * SAMPLES
 
     def test_no_more_queries_than_leased(self) -> None:
         game = Game(spec_of(), gateway=True)
