@@ -57,7 +57,8 @@ private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))
     [
         ("import fedone_sdk", HEAVY),
         ("from fedone_sdk import EdgeClient", HEAVY),
-        ("from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec, Usage", HEAVY),
+        ("from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec, Usage",
+         HEAVY),
         (DEVICE, (*HEAVY, *NOT_A_DEVICES)),
         ("import fedone_sdk.messages", HEAVY),
         ("import fedone_sdk.backends", BACKENDS),
