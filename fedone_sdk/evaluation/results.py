@@ -305,10 +305,8 @@ def results_of(
 
 
 def _reached(record: TrialRecord, target: float, *, lower: bool) -> int | None:
-    for point in record.curve:
-        if (point.metric <= target) if lower else (point.metric >= target):
-            return point.queries
-    return None
+    sign = 1 if lower else -1
+    return next((p.queries for p in record.curve if sign * p.metric <= sign * target), None)
 
 
 def _names(names: Sequence[str]) -> str:
