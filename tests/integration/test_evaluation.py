@@ -249,6 +249,7 @@ async def test_a_commit_that_fails_costs_nothing(
         run = await service.add_run(spec_of(), WORDS, dev=DEV[:4])
         await until(lambda: run.state.metric.before is not None)
     assert (len(backend.asked), run.state.models) == (2, ("m-1",))
+    assert run.state.evaluation.leases == run.state.account.leases == {}
     assert run.state.evaluation.spent == Usage(queries=2, requests=2, prompt_tokens=2 * 94)
     assert next(numbers) > number
 
