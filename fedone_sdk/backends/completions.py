@@ -27,6 +27,10 @@ _ROUNDING = 1e-6
 _MAX_EXCESS = 0.02
 # A server may list a token twice, with log-probabilities that differ by less than this, nats.
 _SAME = 0.01
+# The finish reasons of filtered answers: OpenAI's, and those that Gemini and others pass on.
+_FILTERED = re.compile(
+    "(?i)filter|safety|prohibited|recitation|blocklist|spii|sensitive|refus|guardrail"
+)
 
 FIRST = 3
 """Number of answers sampled first; more follow if these differ (docs/benchmarks/sampled.md)."""
@@ -91,7 +95,7 @@ class Choice(BaseModel):
     def withheld(self) -> bool:
         """Whether the answer was filtered or refused."""
         refused = self.message is not None and bool(self.message.refusal)
-        return refused or self.finish_reason == "content_filter"
+        return refused or bool(_FILTERED.search(self.finish_reason or ""))
 
     @property
     def written(self) -> str | None:
@@ -117,8 +121,8 @@ class Choice(BaseModel):
         elif shows.top_logprobs:
             row = (shows.top_logprobs[0] or {}).items()
             shown = [_Shown(token=token, logprob=value) for token, value in row]
-        wrote_nothing = self.finish_reason == "stop" and not self.written
-        return _distinct(shown) or ([] if wrote_nothing and self.logprobs else None)
+        wrote_nothing = self.finish_reason not in (None, "length") and not self.written
+        return _distinct(shown) or ([] if wrote_nothing else None)
 
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
@@ -127,21 +131,24 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
     # token if their log-probabilities differ by less than `_SAME`.
     last: dict[str, float] = {}
     tokens = []
-    rows = [row for row in shown if row is not None and row.token is not None]
-    for row in sorted(rows, key=lambda row: -(row.logprob or 0.0)):
-        if row.logprob is None or not _NOT_SHOWN < row.logprob < math.inf:
+    rows = [
+        (row.logprob, row.token, row.bytes)
+        for row in shown
+        if row and row.token is not None and row.logprob is not None
+        if _NOT_SHOWN < row.logprob < math.inf
+    ]
+    for log_prob, token, spelled in sorted(rows, key=lambda row: -row[0]):
+        identity = str(spelled or token)
+        if identity in last and (spelled or last[identity] - log_prob < _SAME):
             continue
-        identity = str(row.bytes or row.token)
-        if identity in last and (row.bytes or last[identity] - row.logprob < _SAME):
-            continue
-        last[identity] = row.logprob
-        tokens.append(Token(str(row.token), row.logprob))
+        last[identity] = log_prob
+        tokens.append(Token(token, log_prob))
     return tokens
 
 
 def version_of(model: str | None, fingerprint: str | None) -> str | None:
     """Return the reported model, followed by the ``system_fingerprint`` if there is one."""
-    return f"{model or ''}{SERVED_BY}{fingerprint})" if fingerprint else model
+    return f"{model}{SERVED_BY}{fingerprint})" if model and fingerprint else model or None
 
 
 class Completion(BaseModel):
@@ -157,12 +164,6 @@ class Completion(BaseModel):
     def version(self) -> str | None:
         """The reported model and system fingerprint."""
         return version_of(self.model, self.system_fingerprint)
-
-    @property
-    def reasoning_tokens(self) -> object:
-        """The reported number of reasoning tokens, which are not shown."""
-        details = isinstance(self.usage, dict) and self.usage.get("completion_tokens_details")
-        return details.get("reasoning_tokens") if isinstance(details, dict) else None
 
 
 def spelling(text: str) -> str:

@@ -32,7 +32,8 @@ _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_h
 # Error codes when the service tier `flex` has no capacity; the refused requests are not billed.
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
 _CAPACITY_WAIT_S = 30.0
-_RETRYABLE = frozenset({408, 409, 425, 429})
+# 498: Groq has no capacity in the tier flex. 499: Gemini has cancelled the request.
+_RETRYABLE = frozenset({408, 409, 425, 429, 498, 499})
 # Sent by proxies; the server behind the proxy may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
 _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError
@@ -57,12 +58,14 @@ _MAX_TOKENS = 2**32
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
-    *("raw", "reason", "error_msg", "error_message"),
+    *("raw", "reason", "error_msg", "error_message", "base_resp", "status_msg"),
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _STATED_WAIT = re.compile(
     r"(?i)(?:retryDelay\W+|try again in |retry after )((?:[\d.]+(?:ms|[smh])?)+)"
 )
+# Of the finish reasons; DeepSeek's is insufficient_system_resource.
+_BROKEN_OFF = re.compile("(?i)error|abort|cancel|insufficient")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -186,18 +189,21 @@ class ModelServer:
         if reply.is_error:
             raise self.error_of(reply)
         if not isinstance(reply.body, dict):
-            raise self.unreadable()
+            raise self.unreadable(reply)
         return reply.body
 
     def blocked(self, problem: str) -> BackendBlocked:
         """Return an error that remains until a setting is changed."""
         return BackendBlocked(problem, url=self.url)
 
-    def unreadable(self) -> BackendUnavailable:
+    def unreadable(self, reply: Reply) -> BackendUnavailable:
         """Return the error for an answer that cannot be parsed; its cost is unknown."""
+        # Without choices, it has no text of the model, but may have a message of the provider.
+        silent = isinstance(reply.body, dict) and not reply.body.get("choices")
         return BackendUnavailable(
             "the answer is cut off or not a completion (if this repeats, check base_url and api)",
             url=self.url,
+            said=self.message_of(reply) if silent else "",
         )
 
     def message_of(self, reply: Reply) -> str:
@@ -208,8 +214,8 @@ class ModelServer:
         """Map an error of the server to the SDK's errors.
 
         Returns:
-            `BackendUnavailable` for 408, 409, 425, 429 and 5xx; `BackendBlocked` for 401, 402, 404,
-            405, a redirect, and an exhausted quota; `BackendRefused` for all others.
+            `BackendUnavailable` for 408, 409, 425, 429, 498, 499 and 5xx; `BackendBlocked` for 401,
+            402, 404, 405, a redirect, and an exhausted quota; `BackendRefused` for all others.
         """
         status, message = reply.status, self.message_of(reply)
         facts: dict[str, Any] = {"url": self.url, "said": message, "usage": ONE_REQUEST}
@@ -319,15 +325,15 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
     total = _tokens(usage, "total_tokens")
+    if prompt is None or prompt < minimum.prompt_tokens:
+        prompt = quoted.prompt_tokens
     if completion is None:
         completion = quoted.completion_tokens
     if total is not None:
         # Some providers count reasoning tokens only in the total, and charge for them.
-        completion = max(completion, total - (quoted.prompt_tokens if prompt is None else prompt))
+        completion = max(completion, total - prompt)
     if completion < minimum.completion_tokens:
         completion = max(quoted.completion_tokens, minimum.completion_tokens)
-    if prompt is None or prompt < minimum.prompt_tokens:
-        prompt = quoted.prompt_tokens
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
 
@@ -404,7 +410,7 @@ def _proxy_for(url: str) -> str | None:
 
 
 def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
-    text = content.decode(errors="replace")
+    text = content.decode("utf-8-sig", errors="replace")
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -418,7 +424,7 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     error = body if body.get("object") == "error" else body.get("error") or first.get("error")
     # If a provider breaks off, OpenRouter shows the error only in `native_finish_reason`.
     reasons = str(first.get("finish_reason")), str(first.get("native_finish_reason"))
-    failures = [reason for reason in reasons if "error" in reason]
+    failures = [*filter(_BROKEN_OFF.search, reasons)]
     if not error and not failures:
         return Reply(status, body, headers)
     if not isinstance(error, dict):
