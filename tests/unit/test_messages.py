@@ -45,7 +45,7 @@ class TestGoldenMessages:
             array: Tensor = getattr(message, key)
             assert array.values().tolist() == elements
             form = f"<{len(elements)}{FORMATS[array.dtype]}"
-            assert array.to_bytes() == struct.pack(form, *elements)
+            assert array.data == struct.pack(form, *elements)
 
     @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
     def test_a_further_key_is_refused(self, vector: dict[str, Any]) -> None:
@@ -126,12 +126,12 @@ class TestArray:
         elements = data.draw(st.lists(element, min_size=count, max_size=count))
         array = Tensor.pack(elements, shape, dtype)
         raw = struct.pack(f"<{count}{FORMATS[dtype]}", *elements)
-        assert array.to_bytes() == raw
+        assert array.data == raw
         assert array == Tensor.from_bytes(raw, shape, dtype)
         again = Tensor.model_validate_json(array.model_dump_json())
         assert again.values().tolist() == elements
         assert again.shape == tuple(shape)
-        numbers = np.frombuffer(array.to_bytes(), np.dtype(dtype).newbyteorder("<"))
+        numbers = np.frombuffer(array.data, np.dtype(dtype).newbyteorder("<"))
         assert numbers.tolist() == elements
 
     @given(st.lists(st.integers(0, 65535), min_size=1, max_size=5))
@@ -143,7 +143,7 @@ class TestArray:
             swapped = Tensor.pack(elements, [len(elements)], "uint16")
             assert swapped.values().tolist() == elements
         # Swapped once too often for this machine, so big-endian.
-        assert swapped.to_bytes() == struct.pack(f">{len(elements)}H", *elements)
+        assert swapped.data == struct.pack(f">{len(elements)}H", *elements)
 
     @pytest.mark.parametrize(
         ("vocab_size", "dtype"), [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")]
@@ -160,7 +160,7 @@ class TestArray:
 
     def test_the_largest_array_fits_and_no_more(self) -> None:
         largest = Tensor.from_bytes(bytes(MAX_ELEMENTS), [MAX_ELEMENTS], "uint8")
-        assert len(largest.to_bytes()) == MAX_ELEMENTS
+        assert len(largest.data) == MAX_ELEMENTS
         with pytest.raises(ValidationError):
             Tensor.from_bytes(bytes(MAX_ELEMENTS + 1), [MAX_ELEMENTS + 1], "uint8")
 
@@ -174,7 +174,7 @@ class TestArray:
             partial(Tensor.pack, elements, [2, 3], "float32"),
         ):
             if math.isfinite(value):
-                assert array().to_bytes() == raw
+                assert array().data == raw
             else:
                 with pytest.raises(ValidationError, match="NaN or infinity"):
                     array()

@@ -399,9 +399,10 @@ def test_the_account_of_a_key_is_told_to_openai_alone(monkeypatch: pytest.Monkey
 
 def test_an_address_that_is_none_is_named() -> None:
     hosts = ("htps://localhost", "http://", "http://h:99999", "http://h:port", "http://[::1")
-    for url in ("localhost:8000", "http://a b", *hosts):
-        with pytest.raises(SpecError, match=r"base_url: .* is not a URL"):
+    for url in ("localhost:8000", "http://a b", "https://u:secret@h", *hosts):
+        with pytest.raises(SpecError, match=r"base_url: .* is not a URL") as caught:
             ModelServer("m", base_url=f"{url}/v1", api_key_env=None, timeout_s=5)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
