@@ -157,8 +157,7 @@ def _references(example: Example, column: str) -> list[str]:
 
 
 _REASONING = re.compile(
-    r"(?is)^.*(?:</think(?:ing)?>|\[/think\]"
-    r"|<\|channel\|>final[^<]*(?:<\|constrain[^<]*)?<\|message\|>)"
+    r"(?is)^.*(?:</think(?:ing)?>|\[/think\]|<\|channel\|>final.{0,40}?<\|message\|>)"
     r"|^\s*analysis.*assistantfinal|^\s*(?:<think|\[think\]|<\|channel\|>analysis).*"
     r"|(?:<\|\w{1,30}\|>|</s>)\s*$"
 )

@@ -28,9 +28,7 @@ _MAX_EXCESS = 0.02
 # A server may list a token twice, with log-probabilities that differ by less than this, nats.
 _SAME = 0.01
 # The finish reasons of filtered answers: OpenAI's, and those that Gemini and others pass on.
-_FILTERED = re.compile(
-    "(?i)filter|safety|prohibited|recitation|blocklist|spii|sensitive|refus|guardrail"
-)
+_FILTERED = re.compile("(?i)filter|safety|prohibited|recitation|blocklist|spii|sensitive|refus")
 
 FIRST = 3
 """Number of answers sampled first; more follow if these differ (docs/benchmarks/sampled.md)."""
@@ -56,7 +54,7 @@ def _joined(content: Any) -> Any:
 
 class _Shown(BaseModel):
     token: str | None = None
-    logprob: float | None = None
+    logprob: Annotated[float, BeforeValidator(lambda x: math.nan if x is None else x)] = math.nan
     bytes: Any = None
 
 
@@ -120,7 +118,7 @@ class Choice(BaseModel):
             shown = shows.content[0].top_logprobs or []
         elif shows.top_logprobs:
             row = (shows.top_logprobs[0] or {}).items()
-            shown = [_Shown(token=token, logprob=value) for token, value in row]
+            shown = [_Shown.model_validate({"token": one, "logprob": value}) for one, value in row]
         wrote_nothing = self.finish_reason not in (None, "length") and not self.written
         return _distinct(shown) or ([] if wrote_nothing else None)
 
@@ -131,18 +129,14 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
     # token if their log-probabilities differ by less than `_SAME`.
     last: dict[str, float] = {}
     tokens = []
-    rows = [
-        (row.logprob, row.token, row.bytes)
-        for row in shown
-        if row and row.token is not None and row.logprob is not None
-        if _NOT_SHOWN < row.logprob < math.inf
-    ]
-    for log_prob, token, spelled in sorted(rows, key=lambda row: -row[0]):
-        identity = str(spelled or token)
-        if identity in last and (spelled or last[identity] - log_prob < _SAME):
+    rows = [row for row in shown if row is not None and row.token is not None]
+    likely = [row for row in rows if _NOT_SHOWN < row.logprob < math.inf]  # Also drops NaN.
+    for row in sorted(likely, key=lambda row: -row.logprob):
+        identity = str(row.bytes or row.token)
+        if identity in last and (row.bytes or last[identity] - row.logprob < _SAME):
             continue
-        last[identity] = log_prob
-        tokens.append(Token(token, log_prob))
+        last[identity] = row.logprob
+        tokens.append(Token(str(row.token), row.logprob))
     return tokens
 
 

@@ -210,9 +210,7 @@ class LabelWatch:
 
     def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
         common = [
-            repr(text or "(no text)")
-            for text, times in count.beginnings.most_common(3)
-            if times >= _MIN_REPEATS
+            repr(text) for text, times in count.beginnings.most_common(3) if times >= _MIN_REPEATS
         ]
         split = [] if count.unseen > _MAJORITY else count.split
         named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))

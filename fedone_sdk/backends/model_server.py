@@ -61,11 +61,7 @@ _MESSAGE_FIELDS = (
     *("raw", "reason", "error_msg", "error_message", "base_resp", "status_msg"),
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_STATED_WAIT = re.compile(
-    r"(?i)(?:retryDelay\W+|try again in |retry after )((?:[\d.]+(?:ms|[smh])?)+)"
-)
-# Of the finish reasons; DeepSeek's is insufficient_system_resource.
-_BROKEN_OFF = re.compile("(?i)error|abort|cancel|insufficient")
+_STATED_WAIT = re.compile(r"(?i)(?:retryDelay\W+|(?:again|retry) (?:in|after) )([\d.hms]+)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -309,9 +305,7 @@ def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
         stated = _STATED_WAIT.search(said)
         return None if stated is None else _duration(stated[1].rstrip("."))
     seconds = _number(value)
-    if seconds is not None:
-        return seconds
-    return wait_until_s(value, headers.get("date"))
+    return wait_until_s(value, headers.get("date")) if seconds is None else seconds
 
 
 def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
@@ -324,14 +318,13 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
     """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
-    total = _tokens(usage, "total_tokens")
+    total = _tokens(usage, "total_tokens") or 0
     if prompt is None or prompt < minimum.prompt_tokens:
         prompt = quoted.prompt_tokens
     if completion is None:
         completion = quoted.completion_tokens
-    if total is not None:
-        # Some providers count reasoning tokens only in the total, and charge for them.
-        completion = max(completion, total - prompt)
+    # Some providers count reasoning tokens only in the total, and charge for them.
+    completion = max(completion, total - prompt)
     if completion < minimum.completion_tokens:
         completion = max(quoted.completion_tokens, minimum.completion_tokens)
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
@@ -424,7 +417,7 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     error = body if body.get("object") == "error" else body.get("error") or first.get("error")
     # If a provider breaks off, OpenRouter shows the error only in `native_finish_reason`.
     reasons = str(first.get("finish_reason")), str(first.get("native_finish_reason"))
-    failures = [*filter(_BROKEN_OFF.search, reasons)]
+    failures = [one for one in reasons if re.search("(?i)error|abort|cancel|insufficient", one)]
     if not error and not failures:
         return Reply(status, body, headers)
     if not isinstance(error, dict):

@@ -96,8 +96,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._host = urlsplit(server.url).netloc
         is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
         # Without a tier, OpenAI takes the project's, which may cost more than the price table.
-        standard = "default" if is_openai and api == "chat" else None
-        self._service_tier = service_tier or standard
+        self._service_tier = service_tier or ("default" if is_openai and api == "chat" else None)
         self._form = RequestForm(
             server,
             api=api,
@@ -340,7 +339,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             # llama.cpp's server omits the tokens if the sampled token ends inside a character.
             raise self._form.no_log_probs(sometimes=(choice.written or "").endswith("\ufffd"))
         shown = [token.text for token in top or ()]
-        self._watch.note(query.label_words, shown or [""], device=query.device)
+        self._watch.note(query.label_words, shown or ["(no text)"], device=query.device)
         if not top:
             return None, 0
         try:
@@ -357,7 +356,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     ) -> tuple[float, ...] | None:
         written = "" if choice.withheld else choice.written or ""
         row = completions.chosen_label(written, words)
-        label = words[row.index(0.0)] if row and 0.0 in row else written
+        label = words[row.index(0.0)] if row and 0.0 in row else written or "(no text)"
         self._watch.note(query.label_words, [label], device=query.device)
         return row
 

@@ -172,19 +172,15 @@ async def test_another_secret_is_known_by_the_name_of_its_variable(
     assert "I know [removed] of Grenoble-Isère" in str(failure)
 
 
-async def test_a_message_that_is_cut_off_has_no_part_of_the_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MY_ACCESS", "0123456789abcdef" * 2)
-    failure = await error_of("x" * 280 + " {}", status=400, key_env="MY_ACCESS")
-    assert "0123" not in str(failure)
-
-
-async def test_a_short_key_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server at home takes any, and such a word may stand in a message by chance."""
-    monkeypatch.setenv("MY_ACCESS", "seven77")
-    failure = await error_of("{} of it is right", status=400, key_env="MY_ACCESS")
-    assert "seven77 of it is right" in str(failure)
+async def test_a_message_has_no_part_of_a_long_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server at home takes any short key, and such a word may stand in a message by chance.
+    for key, says, part, shown in (
+        ("0123456789abcdef" * 2, "x" * 280 + " {}", "0123", False),
+        ("seven77", "{} of it is right", "seven77 of it is right", True),
+    ):
+        monkeypatch.setenv("MY_ACCESS", key)
+        failure = await error_of(says, status=400, key_env="MY_ACCESS")
+        assert (part in str(failure)) is shown
 
 
 async def test_a_dead_server_costs_nothing() -> None:
@@ -247,9 +243,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
 
 async def test_a_certificate_that_is_not_accepted_is_named(certificate: ssl.SSLContext) -> None:
     async with FakeOpenAI(tls=certificate) as server:
-        with pytest.raises(
-            BackendBlocked, match=r"certificate is not accepted .*self.sig"
-        ) as caught:
+        with pytest.raises(BackendBlocked, match=r"certificate is not accepted .*self") as caught:
             await ask(server.base_url)
         assert not server.received
     assert caught.value.usage == NOTHING
@@ -264,11 +258,9 @@ async def test_https_to_a_plain_server_is_named() -> None:
 def test_rate_limits_are_read() -> None:
     assert rate_limits({"content-type": "application/json"}) is None
     headers = {
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "12ms",
-        "x-ratelimit-remaining-tokens": "149984",
-        "x-ratelimit-reset-tokens": "1m30.5s",
-    }
+        "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "12ms",
+        "x-ratelimit-remaining-tokens": "149984", "x-ratelimit-reset-tokens": "1m30.5s",
+    }  # fmt: skip
     assert rate_limits(headers) == RateLimits(
         requests=59, requests_reset_s=0.012, tokens=149_984, tokens_reset_s=90.5
     )
@@ -296,7 +288,8 @@ def test_the_time_to_wait_is_read() -> None:
         "Please retry after 45 seconds.": 45.0,
         "Please try again in 1m12.5s. Visit": 72.5,
         "{'details': [{'@type': 'RetryInfo', 'retryDelay': '38s'}]}": 38.0,
-        "try again later": None,
+        "Please retry in 38.5s. Rate": 38.5,
+        "try again in some time": None,
     }.items():
         assert retry_after_s({}, said) == seconds
 

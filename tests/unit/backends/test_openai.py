@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -66,15 +65,14 @@ async def make() -> AsyncIterator[Make]:
 
 def ask(text: str = "a fine film", *, prompt: str = "Decide:", **options: Any) -> Query:
     rendered: Rendered = (
-        Part("prompt", prompt),
-        Part("text", " "),
-        Part("field", text),
+        Part("prompt", prompt), Part("text", " "), Part("field", text),
         Part("text", " great or terrible?"),
-    )
+    )  # fmt: skip
     return Query(**{"inputs": (rendered,), "label_words": WORDS, **options})
 
 
 TEXT = "Decide: a fine film great or terrible?"
+SILENT = 'merged:{{"finish_reason": "{}", "logprobs": null, "message": {{"content": null}}}}'.format
 
 
 def float32(value: float) -> float:
@@ -104,10 +102,8 @@ async def test_a_label_is_the_sum_of_its_spellings(make: Make, api: str) -> None
     assert row == tuple(map(float32, row or ()))
     assert answer.censored == 0
     assert answer.model == "fake-1-2026-01-01 (system_fingerprint fp_fake)"
-    tokens = server.received[0]
-    assert answer.usage == Usage(
-        requests=1, prompt_tokens=tokens.prompt_tokens, completion_tokens=1
-    )
+    sent = server.received[0].prompt_tokens
+    assert answer.usage == Usage(requests=1, prompt_tokens=sent, completion_tokens=1)
 
 
 async def test_the_request_is_as_documented(make: Make) -> None:
@@ -210,11 +206,10 @@ async def test_the_written_label_counts_for_a_choice(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("said", "change"),
-    [("JSON schema conversion failed", "without a JSON schema"),
-     ("Structured outputs are not supported", "without a JSON schema"),
-     ("'x.response_schema'", "without a JSON schema"),
-     ("Failed to initialize samplers: failed to parse grammar", "without a JSON schema"),
-     ("Multiple candidates is not enabled for this model", "at most 4 answers")],
+    [("Multiple candidates is not enabled for this model", "at most 4 answers"),
+     *((said, "without a JSON schema")
+       for said in ("JSON schema conversion failed", "Structured outputs are not supported",
+                    "'x.response_schema'", "Failed to initialize samplers: cannot parse grammar"))],
 )  # fmt: skip
 async def test_what_a_server_refuses_is_changed(make: Make, said: str, change: str) -> None:
     backend = make(None, log_probs={"samples": 8})
@@ -335,13 +330,8 @@ async def test_a_text_is_written(make: Make, api: str) -> None:
     assert answer.usage.completion_tokens <= 5
 
 
-def silent(finish_reason: str) -> str:
-    choice = {"finish_reason": finish_reason, "logprobs": None, "message": {"content": None}}
-    return f"merged:{json.dumps(choice)}"
-
-
 @pytest.mark.parametrize(
-    "behaviour", ["filtered", "refused", "empty", *map(silent, ("SAFETY", "tool_calls", "stop"))]
+    "behaviour", ["filtered", "refused", "empty", *map(SILENT, ("SAFETY", "tool_calls", "stop"))]
 )
 async def test_an_input_that_fails_is_none(make: Make, behaviour: str) -> None:
     async with FakeOpenAI(script=Script(default=behaviour)) as server:
@@ -362,6 +352,10 @@ async def test_a_usage_that_is_missing_is_the_quote(make: Make) -> None:
         answer = await backend.score(ask())
     assert answer.usage == quoted.without_queries()
     assert answer.usage.prompt_tokens > 0
+    async with FakeOpenAI(bills=lambda _, tokens: (tokens, (tokens[0], 4))) as server:
+        backend = make(server, log_probs={"samples": 3}, tokenizer=TOKENIZER)
+        answer = await backend.score(ask(want="counts", samples=3))
+    assert answer.usage.completion_tokens == 3 * 64  # llama.cpp's server reports one answer's.
 
 
 async def test_a_quote_covers_the_schema(make: Make) -> None:
@@ -528,15 +522,14 @@ async def test_an_input_is_tokenised_once(make: Make) -> None:
         assert Counted.texts == [TEXT]
 
 
-@pytest.mark.parametrize("behaviour", ["reasons", silent("length")])
+@pytest.mark.parametrize("behaviour", ["reasons", SILENT("length")])
 async def test_a_model_that_only_reasons_is_named(make: Make, behaviour: str) -> None:
     async with FakeOpenAI(script=Script(default=behaviour)) as server:
         for want in ("choice", "text"):
             with pytest.raises(BackendRefused, match="reasoning_effort: none") as caught:
                 await make(server, log_probs=False).score(ask(want=want, max_tokens=64))
-            assert caught.value.usage is not None
-            written = server.received[-1].completion_tokens
-            assert caught.value.usage.completion_tokens == written
+            usage = caught.value.usage or NOTHING
+            assert usage.completion_tokens == server.received[-1].completion_tokens
 
 
 @pytest.mark.parametrize(
@@ -591,7 +584,6 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
         ({"log_probs": False}, ""), ({"timeout_s": 5.0}, ""),
         ({"api": "completions", "max_input_tokens": 16}, ":api=completions,max_input_tokens=16"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_settings_that_move_scores_are_in_the_fingerprint(
     make: Make, settings: dict[str, Any], ending: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk import assets
 from fedone_sdk.backends import LOG_ZERO, build_backend
 from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.build import build_adapter
@@ -98,16 +96,6 @@ async def test_answers_are_requested_counted_and_paid(
     if takes_n == "yes":
         assert len(answered) == len(texts) + sum(len(found) > 1 for found in counts.values())
         assert sent.beyond(quote + Usage(requests=1)) == Usage()
-
-
-async def test_the_tokens_of_each_answer_count() -> None:
-    """llama.cpp's server reports those of one answer."""
-    query = replace(QUERY.part([0]), want="counts", samples=3)
-    tokenizer = str(assets.path("roberta_mini") / "tokenizer.json")
-    async with FakeOpenAI(bills=lambda _, tokens: (tokens, (tokens[0], 4))) as server:
-        spec = server.spec(log_probs={"samples": 3}, tokenizer=tokenizer)
-        async with build_adapter(spec, Path()) as adapter:
-            assert (await adapter.score(query)).usage.completion_tokens == 3 * 64
 
 
 QUERY = Query(
