@@ -71,7 +71,7 @@ class _Shows(BaseModel):
 
 class _Message(BaseModel):
     content: Annotated[str | None, BeforeValidator(_joined)] = None
-    refusal: str | None = None
+    refusal: Any = None
 
 
 class Token(NamedTuple):

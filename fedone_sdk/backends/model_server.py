@@ -192,14 +192,15 @@ class ModelServer:
         """Return an error that remains until a setting is changed."""
         return BackendBlocked(problem, url=self.url)
 
-    def unreadable(self, reply: Reply) -> BackendUnavailable:
+    def unreadable(self, reply: Reply, wrong: str = "") -> BackendUnavailable:
         """Return the error for an answer that cannot be parsed; its cost is unknown."""
-        # Without choices, it has no text of the model, but may have a message of the provider.
-        silent = isinstance(reply.body, dict) and not reply.body.get("choices")
+        said, body = "", reply.body if isinstance(reply.body, dict) else None
+        if body is not None:  # Without choices, it may be a message of the provider.
+            said = ("" if body.get("choices") else self.message_of(reply)) or wrong
         return BackendUnavailable(
             "the answer is cut off or not a completion (if this repeats, check base_url and api)",
             url=self.url,
-            said=self.message_of(reply) if silent else "",
+            said=_short(said, self._key_env),
         )
 
     def message_of(self, reply: Reply) -> str:
@@ -468,6 +469,6 @@ def _duration(value: str | None) -> float | None:
 
 def _tokens(usage: object, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return min(value, _MAX_TOKENS)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return math.ceil(min(value, _MAX_TOKENS))
     return None

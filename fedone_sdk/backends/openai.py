@@ -21,7 +21,7 @@ from fedone_sdk.backends.model_server import ModelServer, ServerBackend
 from fedone_sdk.backends.request_form import CONTINUING, SAMPLES_ADVICE, Contents, RequestForm
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, LabelWordError
-from fedone_sdk.messages.base import SERVED_BY
+from fedone_sdk.messages.base import SERVED_BY, first_error
 from fedone_sdk.task import Rendered
 
 MAX_INPUT_TOKENS = 1024
@@ -169,8 +169,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             usage = await self._usage(query, prepared, completion)
             self._check_served(completion)
             answer = self._read(query, completion, words)
-        except ValidationError:  # Its message quotes the answer.
-            raise self._server.unreadable(reply) from None
+        except ValidationError as exc:  # Its message quotes the answer.
+            raise self._server.unreadable(reply, first_error(exc)) from None
         except BackendError as exc:
             exc.url, exc.usage = self._server.url, usage or exc.usage
             raise

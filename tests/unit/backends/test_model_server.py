@@ -302,7 +302,7 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
     [
         (None, 50, 9),
         ({}, 50, 9),
-        ({"prompt_tokens": 7}, 7, 9),
+        ({"prompt_tokens": 7.0, "completion_tokens": float("nan")}, 7, 9),
         ({"prompt_tokens": 7, "total_tokens": 20}, 7, 13),
         ({"completion_tokens": 1, "total_tokens": 70}, 50, 20),
         # Less than was sent or written counts as the quote.

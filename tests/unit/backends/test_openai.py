@@ -568,7 +568,7 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
         with pytest.raises(BackendUnavailable, match="not a completion") as caught:
             await make(server).score(ask())
     assert caught.value.usage is None
-    assert caught.value.said == "no" * (b"status_msg" in body)
+    assert caught.value.said[:2] == {b"{": "ch", b"\xef": "no"}.get(body[:1], "")
 
 
 # Its name
