@@ -80,18 +80,26 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "says", "retry_after"),
-    [("rate_limited:2", "429", 2), ("rate_limited_ms:250", "429", 0.25), ("overloaded:3", "503", 3),
-     ('merged:{"finish_reason": "insufficient_system_resource"}', "insufficient_system", None),
-     *((f"error:{status}", str(status), None) for status in (408, 409, 425, 498, 499, 500))],
+    ("behaviour", "kind", "says", "retry_after"),
+    [("rate_limited:2", BackendUnavailable, "429", 2.0),
+     ("rate_limited_ms:250", BackendUnavailable, "429", 0.25),
+     ('merged:{"finish_reason": "insufficient_system"}', BackendUnavailable, "insufficient", None),
+     *((f"error:{status}", BackendUnavailable, str(status), None)
+       for status in (408, 409, 425, 498, 499, 500)),
+     ("overloaded:3", BackendUnavailable, "503", 3),
+     ("no_quota", BackendBlocked, "no quota left: add credit", None),
+     ("error:402", BackendBlocked, "no quota left", None),
+     ("bad_key", BackendBlocked, "put a valid one in its place (the key is in FAKE_KEY)", None),
+     ("no_model", BackendBlocked, "no model 'fake-1'", None),
+     ("error:405", BackendBlocked, "check model and base_url", None)],
 )  # fmt: skip
-async def test_what_may_pass_can_be_tried_again(
-    behaviour: str, says: str, retry_after: float | None
+async def test_an_error_says_whether_it_may_pass_or_what_to_change(
+    behaviour: str, kind: type[BackendError], says: str, retry_after: float | None
 ) -> None:
     failure = await failure_of(behaviour)
-    assert type(failure) is BackendUnavailable
+    assert type(failure) is kind
     assert says in str(failure)
-    assert failure.retry_after_s == retry_after
+    assert getattr(failure, "retry_after_s", None) == retry_after
     assert failure.usage == ONE
 
 
@@ -105,19 +113,6 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
     failure = await failure_of(behaviour, timeout_s=timeout_s)
     assert type(failure) is BackendUnavailable
     assert failure.usage is None
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "says"),
-    [("no_quota", "no quota left: add credit"), ("error:402", "no quota left"),
-     ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-     ("no_model", "no model 'fake-1'"), ("error:405", "check model and base_url")],
-)  # fmt: skip
-async def test_an_error_names_what_to_change(behaviour: str, says: str) -> None:
-    failure = await failure_of(behaviour)
-    assert type(failure) is BackendBlocked
-    assert says in str(failure)
-    assert failure.usage == ONE
 
 
 @pytest.mark.parametrize("behaviour", ["bad_key", "forbidden", "error:400", "error:500"])
