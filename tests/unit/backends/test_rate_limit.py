@@ -239,7 +239,7 @@ async def test_a_cancelled_waiter_blocks_no_call_and_uses_nothing() -> None:
 async def test_cancelled_at_the_moment_of_its_turn() -> None:
     model = Model(takes_s=1)
     backend = limited(model, requests_per_minute=3, concurrency=1)
-    first, second, third = (asyncio.create_task(backend._limited(ask(text))) for text in "123")
+    first, second, third = (asyncio.create_task(backend.score(ask(text))) for text in "123")
     await first
     while (
         not (waiting := [w for q in backend._limiter._queues.values() for w in q])
