@@ -36,7 +36,7 @@ def grade(inputs: Rendered, most: int) -> str:
     answer = asked.partition("<answer>\n")[2].partition("\n</answer>")[0]
     if "row 3" in asked:
         return "I cannot say."
-    return "So:\n" + json.dumps({"reason": "because", "score": "5" if "good" in answer else 2})
+    return "So {}:\n" + json.dumps({"reason": "because", "score": "5" if "good" in answer else 2})
 
 
 def better(a: str, b: str) -> str:
