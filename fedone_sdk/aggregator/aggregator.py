@@ -78,13 +78,22 @@ class Aggregator:
             "admin_token": admin_token,
             "admin_tokens": admin_tokens,
         }
-        problems = []
-        if backend is not None and not isinstance(backend, LLMBackend):
-            problems.append(f"backend: is {type(backend).__name__}; it must be an LLMBackend")
-        if store is not None and not hasattr(store, "add_run"):
-            kind = type(store).__name__  # A URL may contain a password.
-            problems.append(f"store: is {kind}; it must be a Store, such as SqlStore.sqlite(path)")
-        if problems:
+        is_store, is_clock = hasattr(store, "add_run"), hasattr(clock, "now")
+        wrong = (
+            ("backend", backend, isinstance(backend, LLMBackend | None), "an LLMBackend"),
+            ("store", store, store is None or is_store, "a Store, such as SqlStore.sqlite(path)"),
+            ("clock", clock, clock is None or is_clock, "a Clock, such as SystemClock()"),
+            ("limits", limits, isinstance(limits, Limits), "Limits(...)"),
+            ("cors", cors, isinstance(cors, CorsConfig), "CorsConfig(...)"),
+            ("observers", observers, isinstance(observers, Observers), "Observers(...)"),
+            ("retention", retention, isinstance(retention, Retention), "Retention(...)"),
+        )
+        # Only the type of a value, because a store's URL may contain a password.
+        if problems := [
+            f"{name}: is {type(value).__name__}; it must be {kind}"
+            for name, value, fits, kind in wrong
+            if not fits
+        ]:
             raise SpecError(problems, source="Aggregator")
         self._is_default_store = store is None
         self.service = Service(

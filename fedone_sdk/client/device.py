@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,9 +95,6 @@ class KnownRuns:
     """Cache of the tasks and candidates of a device's runs.
 
     If the device has its own model, the label words of each run are checked with this model.
-
-    Attributes:
-        num_proposals: For each run, the number of candidates that the device has proposed.
     """
 
     def __init__(self, device: Device) -> None:
@@ -106,7 +102,6 @@ class KnownRuns:
         self._session, self._backend = device.session, device.backend
         self._tasks: dict[str, RunTask] = {}
         self._vocabularies: dict[str, tuple[int, Vocabulary]] = {}
-        self.num_proposals = Counter[str]()
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._tasks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Budget
 from fedone_sdk.client.rows import BeforeSend
+from fedone_sdk.clock import is_async
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import Claim, Enrol
 from fedone_sdk.spec import validate_spec
@@ -148,7 +148,7 @@ class Hooks:
             if hook is not None and not callable(hook):
                 kind = type(hook).__name__
                 raise ArgumentError(f"hooks.{field.name}: is {kind}; it must be a function")
-        if inspect.iscoroutinefunction(self.on_event):
+        if is_async(self.on_event):
             raise ArgumentError("hooks.on_event: must not be async, because it is not awaited")
 
 
@@ -208,6 +208,16 @@ def budget_guard(
             raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
     ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
+
+
+def metered_models(*models: object) -> dict[int, LLMBackend]:
+    """Return for each backend, by `id`, the backend that also charges failed attempts."""
+    backends = [model for model in models if isinstance(model, LLMBackend)]
+    if not backends:
+        return {}
+    from fedone_sdk.backends.model_client import metered
+
+    return {id(backend): metered(backend) for backend in backends}
 
 
 def check_kinds(prefix: str = "", **arguments: tuple[object, type]) -> None:

@@ -32,6 +32,8 @@ def server_url(text: str) -> URL:
     if url.user is not None or url.password is not None:
         # aiohttp would send user and password instead of the credential.
         raise ArgumentError("server: must not have a user or password")
+    if url.raw_query_string or url.raw_fragment:
+        raise ArgumentError("server: must not have a query (?) or a fragment (#)")
     return url.with_path(url.raw_path.rstrip("/"), encoded=True)
 
 

@@ -368,6 +368,10 @@ class TestArguments:
             ({"budget": {"queries": 5}}, r"policy\.budget: is dict; it must be Budget"),
             ({"only_when": True}, r"hooks\.only_when: is bool; it must be a function"),
             ({"on_event": asyncio.sleep}, r"hooks\.on_event: must not be async"),
+            (
+                {"on_event": type("Sleep", (), {"__call__": asyncio.sleep})()},
+                r"hooks\.on_event: must not be async",
+            ),
         ],
     )
     def test_what_no_message_can_carry(
