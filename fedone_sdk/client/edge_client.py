@@ -57,7 +57,8 @@ class EdgeClient:
         token: Enrolment token, required until the device has enrolled.
         backend: The device's own model; if None, the gateway scores.
         state_dir: Folder for the device's identity, unsent updates and paid losses; None keeps them
-            in memory. No other process can use the folder until the end of ``async with``.
+            in memory. No other process, and no other client of the server, can use the folder until
+            the end of ``async with``.
 
     Raises:
         DataError: `data` is empty, the state folder cannot be created, another process uses it, or
@@ -145,6 +146,7 @@ class EdgeClient:
         """Work until the aggregator's runs have ended, or `stop` is called; outages are retried.
 
         Raises:
+            DataError: Another client uses the state folder.
             ProblemError: The aggregator refuses this device or its version.
             SpecError: The device has not enrolled, and has no token.
         """
