@@ -8,13 +8,14 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 __all__ = ["Clock", "SystemClock", "answer_of", "end", "is_async", "wait_until_s", "within"]
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Clock(Protocol):
     """A source of the current time."""
 

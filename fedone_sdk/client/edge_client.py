@@ -23,6 +23,7 @@ from fedone_sdk.client.transport import Idle, Network, server_url, token_of
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Assignment, Claim
+from fedone_sdk.spec.base import check_kinds
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
@@ -82,11 +83,15 @@ class EdgeClient:
         hooks: Hooks | None = None,
         network: Network | None = None,
     ) -> None:
-        options.check_kinds(
-            token=(token, str),
-            policy=(policy, WorkPolicy),
-            hooks=(hooks, Hooks),
-            network=(network, Network),
+        check_kinds(
+            "arguments",
+            label=(label, str | None),
+            token=(token, str | None),
+            backend=(backend, LLMBackend | None),
+            state_dir=(state_dir, str | Path | None),
+            policy=(policy, WorkPolicy | None),
+            hooks=(hooks, Hooks | None),
+            network=(network, Network | None),
         )
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
         options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
@@ -115,7 +120,7 @@ class EdgeClient:
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=models.get(id(backend)),
             reflect=models.get(id(policy.reflect), policy.reflect),
-            budget=options.budget_guard(policy, state_dir, backend),
+            budget=options.budget_guard(policy, state.file, backend),
             privacy=privacy,
             # A simulation, which has its own transport, checks the rows of all clients at once.
             logs_fit=network.transport is None,

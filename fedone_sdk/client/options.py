@@ -16,6 +16,7 @@ from fedone_sdk.clock import is_async
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import Claim, Enrol
 from fedone_sdk.spec import validate_spec
+from fedone_sdk.spec.base import check_kinds
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import ScoreFunction
 
@@ -182,8 +183,9 @@ class WorkPolicy:
     reflect: LLMBackend | Literal["gateway"] | None = None
 
     def __post_init__(self) -> None:
+        kinds = {"privacy": RequiredPrivacy | None, "budget": Budget | None}
         check_kinds(
-            "policy.", privacy=(self.privacy, RequiredPrivacy), budget=(self.budget, Budget)
+            "arguments", **{f"policy.{key}": (getattr(self, key), kinds[key]) for key in kinds}
         )
         writes_text = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
         if not writes_text and self.reflect not in ("gateway", None):
@@ -191,9 +193,9 @@ class WorkPolicy:
 
 
 def budget_guard(
-    policy: WorkPolicy, folder: str | Path | None, backend: LLMBackend | None
+    policy: WorkPolicy, state_file: Path | None, backend: LLMBackend | None
 ) -> BudgetGuard | None:
-    """Return the device's budget, counted in a file of the state folder; None if it has no caps."""
+    """Return the device's budget, counted in a file next to its state; None if it has no caps."""
     budget, reflect = policy.budget, policy.reflect
     if budget is None:
         return None
@@ -206,7 +208,7 @@ def budget_guard(
         if unit not in bounded:
             names = ", ".join(sorted(bounded))
             raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
-    ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
+    ledger = state_file and SqliteLedger(state_file.with_name("budget.sqlite3"))
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 
@@ -218,14 +220,6 @@ def metered_models(*models: object) -> dict[int, LLMBackend]:
     from fedone_sdk.backends.model_client import metered
 
     return {id(backend): metered(backend) for backend in backends}
-
-
-def check_kinds(prefix: str = "", **arguments: tuple[object, type]) -> None:
-    """Check that each argument is None or an object of its class."""
-    for name, (value, kind) in arguments.items():
-        if not isinstance(value, kind | None):
-            given = type(value).__name__
-            raise ArgumentError(f"{prefix}{name}: is {given}; it must be {kind.__name__}")
 
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:

@@ -25,7 +25,7 @@ from pydantic import Base64Bytes, ConfigDict, Field, FiniteFloat, TypeAdapter, V
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import erase_log, lock_file, sync_path, transaction
+from fedone_sdk.files import erase_log, lock_file, sync_path, transaction, user_path
 from fedone_sdk.messages import Message, Secret, Update, encode
 from fedone_sdk.task import LogProbs
 
@@ -121,7 +121,7 @@ class DeviceState:
         self._db: sqlite3.Connection | None = None
         self._locks_file = locks
         self.server = server
-        self.file = None if folder is None else Path(folder).absolute() / _FILE
+        self.file = None if folder is None else user_path(folder).absolute() / _FILE
         self._fails = False
         self._entries: dict[Key, str] = {}
         self._missing: dict[Key, str | None] = {}

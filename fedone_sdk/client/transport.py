@@ -42,7 +42,7 @@ def _http_url(text: str) -> URL | None:
     try:
         url = URL(text.strip())
         (url.raw_host or "").encode("idna")  # The resolver would raise the same error later.
-    except (AttributeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return None
     return url if url.scheme in ("http", "https") and url.host else None
 

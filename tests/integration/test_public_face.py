@@ -76,12 +76,12 @@ async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
     [
         ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
         ({"store": "s3cret"}, "store: is str; it must be a Store, such as SqlStore.sqlite(path)"),
-        ({"backend": "s3cret"}, "backend: is str; it must be an LLMBackend"),
-        ({"clock": 0}, "clock: is int; it must be a Clock, such as SystemClock()"),
-        ({"limits": None}, "limits: is NoneType; it must be Limits(...)"),
-        ({"retention": {"logs_days": 3}}, "retention: is dict; it must be Retention(...)"),
-        ({"cors": ["https://s3cret"]}, "cors: is list; it must be CorsConfig(...)"),
-        ({"observers": True}, "observers: is bool; it must be Observers(...)"),
+        ({"backend": "s3cret"}, "backend: is str; it must be LLMBackend"),
+        ({"clock": 0}, "clock: is int; it must be Clock"),
+        ({"limits": None}, "limits: is NoneType; it must be Limits"),
+        ({"retention": {"logs_days": 3}}, "retention: is dict; it must be Retention"),
+        ({"cors": ["https://s3cret"]}, "cors: is list; it must be CorsConfig"),
+        ({"observers": True}, "observers: is bool; it must be Observers"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], problem: str) -> None:
