@@ -84,7 +84,7 @@ async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
         await asyncio.wait({task}, timeout=grace_s)
 
 
-def is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any] | None) -> bool:
     """Return whether a function, or an object's ``__call__``, is async."""
     while isinstance(function, partial):
         function = function.func

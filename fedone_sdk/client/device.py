@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import structlog
+from pydantic import ValidationError
 
 from fedone_sdk import errors
 from fedone_sdk.backends.base import LLMBackend
@@ -35,6 +36,9 @@ _MAX_RUNS = 8
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
 """Failures that would recur in all work of the run, so that the device declines the whole run."""
+
+_FOREIGN = ("json_invalid", "missing", "model_type")
+"""Pydantic's errors in answers that are not an aggregator's."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -114,7 +118,12 @@ class KnownRuns:
         try:
             run = await self._session.call(self._session.transport.task, run_id)
         except errors.MessageError as exc:
-            # The server may be newer and use a method that this version does not know.
+            # The server may be newer and use a method that this version does not know. An answer
+            # that lacks a run's keys is not the server's, but for example a captive portal's.
+            if not isinstance(cause := exc.__context__, ValidationError) or any(
+                len(each["loc"]) <= 1 and each["type"] in _FOREIGN for each in cause.errors()
+            ):
+                raise
             raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
             if not run.task.slots:  # With slots, `vocabulary` checks the label words.

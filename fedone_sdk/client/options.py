@@ -183,10 +183,8 @@ class WorkPolicy:
     reflect: LLMBackend | Literal["gateway"] | None = None
 
     def __post_init__(self) -> None:
-        kinds = {"privacy": RequiredPrivacy | None, "budget": Budget | None}
-        check_kinds(
-            "arguments", **{f"policy.{key}": (getattr(self, key), kinds[key]) for key in kinds}
-        )
+        privacy, budget = (self.privacy, RequiredPrivacy | None), (self.budget, Budget | None)
+        check_kinds("arguments", **{"policy.privacy": privacy, "policy.budget": budget})
         writes_text = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
         if not writes_text and self.reflect not in ("gateway", None):
             raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
@@ -208,7 +206,8 @@ def budget_guard(
         if unit not in bounded:
             names = ", ".join(sorted(bounded))
             raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
-    ledger = state_file and SqliteLedger(state_file.with_name("budget.sqlite3"))
+    file = None if state_file is None else state_file.with_name("budget.sqlite3")
+    ledger = None if file is None else SqliteLedger(file)
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 

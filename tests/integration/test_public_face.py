@@ -66,6 +66,28 @@ class TestServedRun:
             assert (stopped.status, stopped.reason) == ("stopped", "enough")
             assert (await waiting).status == "stopped"
 
+    async def test_waits_end_when_the_aggregator_stops(self) -> None:
+        async with serving() as (aggregator, _):
+            run = await aggregator.add_run(spec_of())
+            waiting = asyncio.gather(run.wait(), events_of(run.events()))
+            await asyncio.sleep(0)
+        result, events = await waiting
+        assert (result.status, events) == ("running", [result])
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            ({"spec": {}}, "spec: is dict; it must be RunSpec"),
+            ({"vocabulary": ["s3cret"]}, "vocabulary: is list; it must be Vocabulary"),
+            ({"score": "s3cret", "measure": 1}, "score: is str; it must be Callable"),
+            ({"proposer": "s3cret"}, "proposer: is str; it must be LLMBackend"),
+        ],
+    )
+    async def test_wrong_arguments(self, arguments: dict[str, Any], problem: str) -> None:
+        async with serving() as (aggregator, _):
+            with pytest.raises(SpecError, match=f"^add_run: {problem}"):
+                await aggregator.add_run(**{"spec": spec_of(), **arguments})
+
 
 async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
     return [event async for event in stream]

@@ -240,6 +240,12 @@ class TestDisks:
             assert again.precisions() == dict([COUNT])
         assert [log["log_level"] for log in logs] == ["warning"]
 
+    def test_a_folder_in_the_home_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert DeviceState("~/a", SERVER).file == tmp_path / "a" / "state.sqlite3"
+
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DataError, match=r"file.*: cannot be used as a state folder"):
