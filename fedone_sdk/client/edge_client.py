@@ -109,7 +109,6 @@ class EdgeClient:
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
-        models = options.metered_models(backend, policy.reflect)
         self._session = session.Session(network, state, token=token, events=events, stop=self._stop)
         self._device = Device(
             state=state,
@@ -118,8 +117,8 @@ class EdgeClient:
             condition=session.Condition(hooks.only_when, events, self._stop),
             hooks=hooks,
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
-            backend=models.get(id(backend)),
-            reflect=models.get(id(policy.reflect), policy.reflect),
+            backend=backend,
+            reflect=policy.reflect,
             budget=options.budget_guard(policy, state.file, backend),
             privacy=privacy,
             # A simulation, which has its own transport, checks the rows of all clients at once.

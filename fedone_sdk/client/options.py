@@ -211,16 +211,6 @@ def budget_guard(
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 
-def metered_models(*models: object) -> dict[int, LLMBackend]:
-    """Return for each backend, by `id`, the backend that also charges failed attempts."""
-    backends = [model for model in models if isinstance(model, LLMBackend)]
-    if not backends:
-        return {}
-    from fedone_sdk.backends.model_client import metered
-
-    return {id(backend): metered(backend) for backend in backends}
-
-
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
     """Check the arguments that become fields of messages."""
     validate_spec(Enrol, {"name": name}, source="arguments")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.backends.model_client import metered
 from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_all, written_query
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Usage
 from fedone_sdk.candidates import prompt_of, reflection
@@ -47,6 +48,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
+    backend = metered(backend)
     payer = _Counted(device.budget or BudgetGuard(None, name="client"))
     queries = await _queries(step, missing, backend, payer)
     recorded = _Recorded(backend, step, queries, payer, lease)
@@ -215,7 +217,7 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
     query = written_query(
         reflection.reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS
     )
-    return (await device.reflect.score(replace(query, payer=device.budget))).text
+    return (await metered(device.reflect).score(replace(query, payer=device.budget))).text
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:

@@ -70,6 +70,8 @@ _COUNT = (
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
+_IN_USE = "{}: {} works with this state folder; end it, or give each device a folder of its own"
+
 _MAX_ASSIGNMENTS = 8
 """Maximum number of assignments with entries. Without a maximum, a server could fill the disk by
 assignments that it never ends."""
@@ -141,7 +143,7 @@ class DeviceState:
             return
         self._load(self.file)
         if self._users.setdefault((self.file, self.server), self) is not self and self._locks_file:
-            raise _in_use(self.file, "another client of this program")
+            raise DataError(_IN_USE.format(self.file.parent, "another client of this program"))
         self._users[self.file, self.server] = self
 
     def _load(self, file: Path) -> None:
@@ -165,7 +167,7 @@ class DeviceState:
             try:
                 self._locks[file] = lock_file(f"{file}.lock"), WeakSet()
             except BlockingIOError:
-                raise _in_use(file, "another process") from None
+                raise DataError(_IN_USE.format(file.parent, "another process")) from None
         self._locks[file][1].add(self)
 
     def release(self) -> None:
@@ -348,13 +350,6 @@ def _forget_locks() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_forget_locks)
-
-
-def _in_use(file: Path, user: str) -> DataError:
-    return DataError(
-        f"{file.parent}: {user} works with this state folder; end it, or give each device a folder "
-        "of its own"
-    )
 
 
 def _open(file: Path) -> sqlite3.Connection:
