@@ -39,6 +39,23 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     sync_path(path.parent)
 
 
+def create_private(path: str | Path) -> None:
+    """Create a file that only its owner can read, unless it exists.
+
+    An existing file is not opened, because closing it would end SQLite's locks on it.
+
+    Raises:
+        OSError: The file cannot be created, read or written, or is a folder.
+    """
+    file = os.path.realpath(path)
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        code = errno.EISDIR if os.path.isdir(file) else errno.EACCES
+        if code == errno.EISDIR or not os.access(file, os.R_OK | os.W_OK):
+            raise OSError(code, os.strerror(code), file) from None
+
+
 def sync_path(path: Path) -> None:
     """Flush a file's content, or a folder's list of files, to disk.
 

@@ -133,15 +133,12 @@ class ModelClient(Wrapper):
                 )
             if keep is not None:
                 rows = dict(zip((keys[place] for place in part), _rows(answer), strict=True))
-                await keep(rows, answer.usage)
+                await keep(rows)
             return [answer]
 
         async def send_all(places: Sequence[int], keep: Keep | None = None) -> list[Answer]:
-            requests = self._parts(places)
-            if len(requests) == 1:
-                return await send(requests[0], keep)
             answers, errors = await run_each(
-                lambda part: send(part, keep), requests, concurrency=self._concurrency
+                lambda part: send(part, keep), self._parts(places), concurrency=self._concurrency
             )
             if errors:
                 raise _with_usage(errors[0], _total(sent, errors))

@@ -379,10 +379,10 @@ def _is_http(url: str) -> bool:
 
 def _address(base_url: str) -> tuple[str, dict[str, str]]:
     """Split a URL into its base, without an endpoint such as /chat/completions, and its query."""
-    if not _is_http(base_url) or any(map(str.isspace, base_url)):
+    if not _is_http(base_url) or "@" in base_url or any(map(str.isspace, base_url)):
         raise setting_error(
             f"base_url: {without_secrets(base_url)!r} is not a URL; write http(s)://host:port/v1 "
-            "(a port is 1 to 65535)"
+            "(a port is 1 to 65535) without a password"
         )
     parts = urlsplit(base_url)
     path = re.sub(r"/(chat/)?completions/*$", "", parts.path)

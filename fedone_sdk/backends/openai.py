@@ -186,7 +186,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             for label_word, word in zip(label_words, words, strict=True):
                 texts = {word, word.capitalize(), word.upper(), label_word.strip()}
                 if all(counter.count(space + text) != 1 for text in texts for space in ("", " ")):
-                    raise LabelWordError(label_word, counter.token_texts(label_word), _ADVICE)
+                    parts = [label_word[begin:end] for begin, end in counter.spans(label_word)]
+                    raise LabelWordError(label_word, parts, _ADVICE)
         entry = await self._fetch_model_entry()
         if entry is not None:
             self._form.continuing = CONTINUING.get(str(entry.get("owned_by")))

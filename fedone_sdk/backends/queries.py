@@ -173,6 +173,8 @@ async def run_each(
             except Exception as exc:
                 failures.append(exc)
 
+    if len(waiting) == 1:  # Needs no task.
+        await work()
     async with asyncio.TaskGroup() as group:
         for started in range(1, min(concurrency, len(waiting)) + 1):
             group.create_task(work())

@@ -22,6 +22,7 @@ from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, server_url, token_of
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
+from fedone_sdk.files import user_path
 from fedone_sdk.messages import Assignment, Claim
 from fedone_sdk.spec.base import check_kinds
 from fedone_sdk.task import Example
@@ -105,7 +106,8 @@ class EdgeClient:
         events = options.EventSink(hooks.on_event)
         # The identity belongs to the server, however the app spells its URL.
         address = str(server_url(server)) if network.transport is None else server
-        state = DeviceState(state_dir, address, locks=network.transport is None)
+        folder = None if state_dir is None else user_path(state_dir)
+        state = DeviceState(folder, address, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)

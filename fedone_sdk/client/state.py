@@ -25,7 +25,7 @@ from pydantic import Base64Bytes, ConfigDict, Field, FiniteFloat, TypeAdapter, V
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import erase_log, lock_file, sync_path, transaction, user_path
+from fedone_sdk.files import create_private, erase_log, lock_file, sync_path, transaction, use_wal
 from fedone_sdk.messages import Message, Secret, Update, encode
 from fedone_sdk.task import LogProbs
 
@@ -123,7 +123,7 @@ class DeviceState:
         self._db: sqlite3.Connection | None = None
         self._locks_file = locks
         self.server = server
-        self.file = None if folder is None else user_path(folder).absolute() / _FILE
+        self.file = None if folder is None else Path(folder).absolute() / _FILE
         self._fails = False
         self._entries: dict[Key, str] = {}
         self._missing: dict[Key, str | None] = {}
@@ -365,15 +365,14 @@ def _open(file: Path) -> sqlite3.Connection:
 
 
 def _open_for_writing(file: Path) -> sqlite3.Connection:
-    with suppress(FileExistsError):
+    with suppress(PermissionError):  # `_open` opens such a file for reading.
         # SQLite would create the file readable by other users. The log gets the file's mode.
-        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        create_private(file)
     # A client may be created in one thread and run in another.
     db = sqlite3.connect(file, timeout=_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = EXTRA")
-        db.execute("PRAGMA secure_delete = ON")  # losses reveal something about the examples
+        use_wal(db, _TIMEOUT_S)  # It also erases what is deleted.
         (checked,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if checked != "ok":
             raise _DamagedError(checked)

@@ -170,6 +170,10 @@ class TestOneServer:
             with pytest.raises(FedOneError, match="in use by another process"):
                 await SqlStore.sqlite(path, serving=False).upgrade()
             await first.add_run(RUN)
+            # The refusal keeps the first one's locks, so that its log is not deleted.
+            other = f"import sqlite3; sqlite3.connect({str(path)!r}).execute('SELECT * FROM runs')"
+            await asyncio.to_thread(subprocess.run, [sys.executable, "-c", other], check=True)
+            assert (tmp_path / "store.db-wal").exists()
         async with opened(path) as second:
             assert await second.run("run-1") == RUN
 

@@ -244,7 +244,8 @@ class TestDisks:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert DeviceState("~/a", SERVER).file == tmp_path / "a" / "state.sqlite3"
+        EdgeClient("http://h", token="x", data=[{"text": "a"}], state_dir="~/a")
+        assert (tmp_path / "a" / "state.sqlite3").exists()
 
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

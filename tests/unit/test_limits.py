@@ -133,13 +133,9 @@ class TestLimiter:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"trusted_proxies": ["nonsense"]},
-        {"trusted_proxies": ["10.0.0.1/8"]},
-        {"requests_per_minute_per_ip": 0},
-        {"keepalive_s": 0},
-    ],
-)
+    [{"trusted_proxies": ["nonsense"]}, {"trusted_proxies": ["10.0.0.1/8"]},
+     {"requests_per_minute_per_ip": 0}, {"keepalive_s": 0}],
+)  # fmt: skip
 def test_impossible_limits_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         Limits.model_validate(given)

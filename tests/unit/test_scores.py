@@ -228,10 +228,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; the known"),
         ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
-        (
-            "bleu",
-            "'bleu' must be package.module:object or one of exact_match, contains, number",
-        ),
+        ("bleu", "'bleu' must be package.module:object or one of exact_match, contains, number"),
     ],
 )
 def test_a_wrong_option_is_told_before_any_query(score: object, message: str) -> None:

@@ -121,27 +121,17 @@ def test_render_needs_text(example: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{prompt", "not a template"),
-        ("{text} {mask}", r"needs \{prompt\} exactly once"),
-        ("{prompt} {prompt} {text}", r"needs \{prompt\} exactly once"),
-        ("{prompt} {text} {mask} {mask}", "at most once"),
-        ("{prompt} {mask}", "at least one text field"),
-        ("{prompt} {text!r}", "may have a length"),
-        ("{prompt} {text.x}", "plain name"),
-        ("{prompt} {0}", "plain name"),
-        ("{prompt} {text} {label}", "must not contain the label field"),
-    ],
-)
-def test_bad_templates(template: str, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        task(template)
-
-
-@pytest.mark.parametrize(
     ("more", "message"),
     [
+        ({"template": "{prompt"}, "not a template"),
+        ({"template": "{text} {mask}"}, r"needs \{prompt\} exactly once"),
+        ({"template": "{prompt} {prompt} {text}"}, r"needs \{prompt\} exactly once"),
+        ({"template": "{prompt} {text} {mask} {mask}"}, "at most once"),
+        ({"template": "{prompt} {mask}"}, "at least one text field"),
+        ({"template": "{prompt} {text!r}"}, "may have a length"),
+        ({"template": "{prompt} {text.x}"}, "plain name"),
+        ({"template": "{prompt} {0}"}, "plain name"),
+        ({"template": "{prompt} {text} {label}"}, "must not contain the label field"),
         ({"labels": {"0": " x"}}, "at least 2"),
         ({"labels": {"0": " x", "1": " x"}}, "share one label word"),
         ({"labels": {"0": " x", "1": " "}}, "'1' has no label word"),

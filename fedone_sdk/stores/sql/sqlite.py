@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.files import erase_log, lock_file, use_wal
+from fedone_sdk.files import create_private, erase_log, lock_file, use_wal
 from fedone_sdk.stores.base import Commit, SingleProcess, check_run_of, run_shielded
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.store import SqlStore
@@ -313,7 +313,7 @@ def _run_in_savepoint(
 def _check_file(path: str, *, create: bool) -> None:
     """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        create_private(path)
     elif not os.path.exists(path):
         raise OSError("there is no such file")
 
