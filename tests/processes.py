@@ -23,21 +23,7 @@ _opener = build_opener(ProxyHandler({}))
 
 
 class Process:
-    """A running command.
-
-    Args:
-        argv: The command.
-        environment: All its variables.
-        folder: Where it runs, and its output is kept.
-        name: Of the files with its output.
-        start_new_session: Whether it leads a session.
-        separate: Whether standard error is kept apart from the log, in `err`.
-        patience_s: Longest wait for it, seconds.
-
-    Attributes:
-        popen: The process.
-        patience_s: As given.
-    """
+    """A running command; `separate` keeps its standard error apart from the log, in `err`."""
 
     def __init__(
         self,

@@ -74,19 +74,11 @@ class TestServedRun:
         result, events = await waiting
         assert (result.status, events) == ("running", [result])
 
-    @pytest.mark.parametrize(
-        ("arguments", "problem"),
-        [
-            ({"spec": {}}, "spec: is dict; it must be RunSpec"),
-            ({"vocabulary": ["s3cret"]}, "vocabulary: is list; it must be Vocabulary"),
-            ({"score": "s3cret", "measure": 1}, "score: is str; it must be Callable"),
-            ({"proposer": "s3cret"}, "proposer: is str; it must be LLMBackend"),
-        ],
-    )
-    async def test_wrong_arguments(self, arguments: dict[str, Any], problem: str) -> None:
+    async def test_wrong_arguments(self) -> None:
+        wrong: Any = {"vocabulary": ["a"], "score": "s3cret", "proposer": "s3cret"}
         async with serving() as (aggregator, _):
-            with pytest.raises(SpecError, match=f"^add_run: {problem}"):
-                await aggregator.add_run(**{"spec": spec_of(), **arguments})
+            with pytest.raises(SpecError, match=r"^add_run: vocabulary: is list; .*Vocabulary\n"):
+                await aggregator.add_run(spec_of(), **wrong)
 
 
 async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
@@ -102,8 +94,6 @@ async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
         ({"clock": 0}, "clock: is int; it must be Clock"),
         ({"limits": None}, "limits: is NoneType; it must be Limits"),
         ({"retention": {"logs_days": 3}}, "retention: is dict; it must be Retention"),
-        ({"cors": ["https://s3cret"]}, "cors: is list; it must be CorsConfig"),
-        ({"observers": True}, "observers: is bool; it must be Observers"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], problem: str) -> None:
