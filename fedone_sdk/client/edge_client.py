@@ -23,8 +23,8 @@ from fedone_sdk.client.transport import Idle, Network, server_url, token_of
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.files import user_path
-from fedone_sdk.messages import Assignment, Claim
-from fedone_sdk.spec.base import check_kinds
+from fedone_sdk.messages import Assignment, Claim, Enrol
+from fedone_sdk.spec.base import check_kinds, validate_spec
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
@@ -95,7 +95,9 @@ class EdgeClient:
             network=(network, Network | None),
         )
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
-        options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
+        claim = {"num_examples": 1, "run_id": policy.run_id, "wait_s": network.wait_s}
+        validate_spec(Enrol, {"name": network.name}, source="arguments")
+        validate_spec(Claim, claim, source="arguments")
         token = token_of(token)
         self._source = Source(data)
         self._may_fit_more = True  # Whether rows may fit runs that they did not fit before.

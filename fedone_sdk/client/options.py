@@ -14,8 +14,6 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.client.rows import BeforeSend
 from fedone_sdk.clock import is_async
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import Claim, Enrol
-from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.base import check_kinds
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import ScoreFunction
@@ -144,11 +142,8 @@ class Hooks:
     before_propose: BeforeSend | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            hook = getattr(self, field.name)
-            if hook is not None and not callable(hook):
-                kind = type(hook).__name__
-                raise ArgumentError(f"hooks.{field.name}: is {kind}; it must be a function")
+        hooks = {f"hooks.{field.name}": getattr(self, field.name) for field in fields(self)}
+        check_kinds("arguments", **{key: (hook, Callable | None) for key, hook in hooks.items()})
         if is_async(self.on_event):
             raise ArgumentError("hooks.on_event: must not be async, because it is not awaited")
 
@@ -209,13 +204,6 @@ def budget_guard(
     file = None if state_file is None else state_file.with_name("budget.sqlite3")
     ledger = None if file is None else SqliteLedger(file)
     return BudgetGuard(budget, ledger=ledger, name="client")
-
-
-def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
-    """Check the arguments that become fields of messages."""
-    validate_spec(Enrol, {"name": name}, source="arguments")
-    claim = {"num_examples": 1, "run_id": run_id, "wait_s": wait_s}
-    validate_spec(Claim, claim, source="arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

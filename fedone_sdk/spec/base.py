@@ -67,8 +67,9 @@ def check_kinds(source: str, **arguments: tuple[object, Any]) -> None:
     problems = []
     for name, (value, kind) in arguments.items():
         if not isinstance(value, kind):
-            kinds = (each.__name__ for each in get_args(kind) or (kind,) if each is not NoneType)
-            problems.append(f"{name}: is {type(value).__name__}; it must be {' or '.join(kinds)}")
+            kinds = [each.__name__ for each in get_args(kind) or (kind,) if each is not NoneType]
+            allowed = " or ".join(kinds).replace("Callable", "a function")
+            problems.append(f"{name}: is {type(value).__name__}; it must be {allowed}")
     if problems:
         raise SpecError(problems, source=source)
 
