@@ -200,10 +200,10 @@ class Session:
             try:
                 return await self._once(call)
             except (ProblemError, TransportError) as exc:
-                asked_s = retry_after_s(exc)
-                if self._stop.is_set() or asked_s > MAX_CALL_WAIT_S or not errors.is_retryable(exc):
+                later = retry_after_s(exc) > MAX_CALL_WAIT_S
+                if self._stop.is_set() or later or not errors.is_retryable(exc):
                     raise
-                wait_s = waits.next_s(asked_s)
+                wait_s = waits.next_s(retry_after_s(exc))
             await self._stop.sleep(wait_s)
         return await self._once(call)
 
