@@ -96,13 +96,7 @@ def running(
 
 
 def until(true: Callable[[], object], *processes: Process, patience_s: float | None = None) -> None:
-    """Waits for something that another process does: no manual clock reaches into it.
-
-    Args:
-        true: The condition.
-        processes: An error if one of them ends before.
-        patience_s: Longest wait, seconds; by default that of the processes.
-    """
+    """Waits for something that a process does; an error if one of `processes` ends before."""
     if patience_s is None:
         patience_s = max((each.patience_s for each in processes), default=PATIENCE_S)
     deadline = time.monotonic() + patience_s
