@@ -156,11 +156,15 @@ def _references(example: Example, column: str) -> list[str]:
     return [str(text) for text in texts]
 
 
-_REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
+_REASONING = re.compile(
+    r"(?is)^.*(?:</think(?:ing)?>|\[/think\]|<\|channel\|>final.{0,40}?<\|message\|>)"
+    r"|^\s*analysis.*assistantfinal|^\s*(?:<think|\[think\]|<\|channel\|>analysis).*"
+    r"|(?:<\|\w{1,30}\|>|</s>)\s*$"
+)
 
 
 def answer_in(text: str) -> str:
-    """Return a generated text without the reasoning at its beginning."""
+    """Return a generated text without the reasoning at its beginning and the end token."""
     return _REASONING.sub("", text)
 
 
@@ -360,15 +364,16 @@ def _type_of(name: str, schema: Mapping[str, Any]) -> Any:
     return form
 
 
-def object_in(text: str) -> Mapping[str, Any] | None:
-    """Return a text's first JSON object, which may be in a code fence or between sentences."""
+def object_in(text: str, *names: str) -> Mapping[str, Any] | None:
+    """Return a text's first JSON object with these names; other text may be around it."""
     text, decoder = answer_in(text), json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text[:20_000]):
         try:
             value: Mapping[str, Any] = decoder.raw_decode(text, brace.start())[0]
         except (ValueError, RecursionError):
             continue
-        return value
+        if value.keys() >= {*names}:
+            return value
     return None
 
 

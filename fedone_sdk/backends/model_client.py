@@ -162,7 +162,7 @@ class ModelClient(Wrapper):
         for size, times in ((max_inputs, num_full), (remainder, min(remainder, 1))):
             if times:
                 usage += self._billing.bound(self.inner.worst_case(size, max_tokens), size) * times
-        return _as_one_query(usage)
+        return usage.model_copy(update={"queries": 1})
 
     async def quote(self, query: Query) -> Usage:
         """Return the bound on the cost of all requests of a query, money included.
@@ -175,7 +175,7 @@ class ModelClient(Wrapper):
         usage = NOTHING
         for part in self._parts(new):
             usage += self._billing.bound(await self.inner.quote(query.part(part)), len(part))
-        return _as_one_query(usage)
+        return usage.model_copy(update={"queries": 1})
 
     @property
     def trouble(self) -> str | None:
@@ -246,10 +246,6 @@ class ModelClient(Wrapper):
 def metered(backend: LLMBackend) -> LLMBackend:
     """Return a backend that charges the payer of a query, failed attempts included."""
     return backend if backend.metered else ModelClient(backend)
-
-
-def _as_one_query(usage: Usage) -> Usage:
-    return usage.model_copy(update={"queries": 1})
 
 
 def _rows(answer: Answer) -> list[Answer]:

@@ -70,6 +70,8 @@ def test_units_name_no_secret_and_the_user_of_the_sysusers_file() -> None:
         assert found.one("User") == found.one("Group") == user
         assert found.all("LoadCredential")
         assert not re.search("(TOKEN|PASSWORD|KEY)=", "\n".join(found.all("Environment")))
+    # The aggregator also starts again if its database or its model was not available (status 2).
+    assert not Unit(name="fedone-aggregator", root=Path("/")).all("RestartPreventExitStatus")
 
 
 def test_the_units_work_together(edge_image: Image, tmp_path: Path) -> None:

@@ -81,10 +81,12 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("behaviour", "kind", "says", "retry_after"),
-    [("rate_limited:2", BackendUnavailable, "429", 2.0), ("error", BackendUnavailable, "500", None),
+    [("rate_limited:2", BackendUnavailable, "429", 2.0),
      ("rate_limited_ms:250", BackendUnavailable, "429", 0.25),
-     ("error:408", BackendUnavailable, "408", None), ("error:409", BackendUnavailable, "409", None),
-     ("error:425", BackendUnavailable, "425", None), ("overloaded:3", BackendUnavailable, "503", 3),
+     ('merged:{"finish_reason": "insufficient_system"}', BackendUnavailable, "insufficient", None),
+     *((f"error:{status}", BackendUnavailable, str(status), None)
+       for status in (408, 409, 425, 498, 499, 500)),
+     ("overloaded:3", BackendUnavailable, "503", 3),
      ("no_quota", BackendBlocked, "no quota left: add credit", None),
      ("error:402", BackendBlocked, "no quota left", None),
      ("bad_key", BackendBlocked, "put a valid one in its place (the key is in FAKE_KEY)", None),
@@ -165,16 +167,15 @@ async def test_another_secret_is_known_by_the_name_of_its_variable(
     assert "I know [removed] of Grenoble-Isère" in str(failure)
 
 
-async def test_a_cut_message_has_no_part_of_a_key_and_a_short_key_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A server at home takes any key, and a short word may stand in a message by chance."""
-    monkeypatch.setenv("MY_ACCESS", "0123456789abcdef" * 2)
-    failure = await error_of("x" * 280 + " {}", status=400, key_env="MY_ACCESS")
-    assert "0123" not in str(failure)
-    monkeypatch.setenv("MY_ACCESS", "seven77")
-    failure = await error_of("{} of it is right", status=400, key_env="MY_ACCESS")
-    assert "seven77 of it is right" in str(failure)
+async def test_a_message_has_no_part_of_a_long_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server at home takes any short key, and such a word may stand in a message by chance.
+    for key, says, part, shown in (
+        ("0123456789abcdef" * 2, "x" * 280 + " {}", "0123", False),
+        ("seven77", "{} of it is right", "seven77 of it is right", True),
+    ):
+        monkeypatch.setenv("MY_ACCESS", key)
+        failure = await error_of(says, status=400, key_env="MY_ACCESS")
+        assert (part in str(failure)) is shown
 
 
 async def test_a_dead_server_costs_nothing() -> None:
@@ -237,9 +238,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
 
 async def test_a_certificate_that_is_not_accepted_is_named(certificate: ssl.SSLContext) -> None:
     async with FakeOpenAI(tls=certificate) as server:
-        with pytest.raises(
-            BackendBlocked, match=r"certificate is not accepted .*self.sig"
-        ) as caught:
+        with pytest.raises(BackendBlocked, match=r"certificate is not accepted .*self") as caught:
             await ask(server.base_url)
         assert not server.received
     assert caught.value.usage == NOTHING
@@ -254,11 +253,9 @@ async def test_https_to_a_plain_server_is_named() -> None:
 def test_rate_limits_are_read() -> None:
     assert rate_limits({"content-type": "application/json"}) is None
     headers = {
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "12ms",
-        "x-ratelimit-remaining-tokens": "149984",
-        "x-ratelimit-reset-tokens": "1m30.5s",
-    }
+        "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "12ms",
+        "x-ratelimit-remaining-tokens": "149984", "x-ratelimit-reset-tokens": "1m30.5s",
+    }  # fmt: skip
     assert rate_limits(headers) == RateLimits(
         requests=59, requests_reset_s=0.012, tokens=149_984, tokens_reset_s=90.5
     )
@@ -270,10 +267,8 @@ def test_rate_limits_are_read() -> None:
      ("soon", None), ("1x", None), ("-3", None), ("nan", None), ("", None)],
 )  # fmt: skip
 def test_durations(value: str, seconds: float | None) -> None:
-    limits = rate_limits(
-        {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": value}
-    )
-    assert limits == RateLimits(requests=1, requests_reset_s=seconds)
+    headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": value}
+    assert rate_limits(headers) == RateLimits(requests=1, requests_reset_s=seconds)
 
 
 def test_the_time_to_wait_is_read() -> None:
@@ -281,17 +276,15 @@ def test_the_time_to_wait_is_read() -> None:
     assert retry_after_s({"retry-after": "7"}) == 7
     assert retry_after_s({"retry-after": "7", "retry-after-ms": "1500"}) == 1.5
     assert retry_after_s({"retry-after": "later"}) is None
-    dates = {
-        "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT",
-        "date": "Wed, 21 Oct 2015 07:27:00 GMT",
-    }
-    assert retry_after_s(dates) == 60  # by the provider's clock
+    at = "Wed, 21 Oct 2015 07:{}:00 GMT".format
+    assert retry_after_s({"retry-after": at(28), "date": at(27)}) == 60  # by the provider's clock
     assert retry_after_s({"retry-after": "7"}, "Please retry after 45 seconds.") == 7
     for said, seconds in {
         "Please retry after 45 seconds.": 45.0,
         "Please try again in 1m12.5s. Visit": 72.5,
         "{'details': [{'@type': 'RetryInfo', 'retryDelay': '38s'}]}": 38.0,
-        "try again later": None,
+        "Please retry in 38.5s. Rate": 38.5,
+        "try again in some time": None,
     }.items():
         assert retry_after_s({}, said) == seconds
 
@@ -304,13 +297,13 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
     [
         (None, 50, 9),
         ({}, 50, 9),
-        ({"prompt_tokens": 7}, 7, 9),
+        ({"prompt_tokens": 7.0, "completion_tokens": float("nan")}, 7, 9),
         ({"prompt_tokens": 7, "total_tokens": 20}, 7, 13),
         ({"completion_tokens": 1, "total_tokens": 70}, 50, 20),
         # Less than was sent or written counts as the quote.
         ({"prompt_tokens": 4, "completion_tokens": 1}, 50, 1),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 50, 9),
-        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 30}, 50, 30),
+        ({"prompt_tokens": 0, "completion_tokens": 1, "total_tokens": 70}, 50, 20),
         ({"prompt_tokens": 7, "completion_tokens": 1}, 7, 1),
         ({"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 20}, 7, 13),
         ({"prompt_tokens": -7, "completion_tokens": True}, 50, 9),

@@ -209,11 +209,9 @@ class TestRounds:
 
 
 class TestSizes:
-    def test_alpha_must_fit_a_message(self) -> None:
+    def test_alpha_and_a_gateway_s_answer_must_fit_a_message(self) -> None:
         with pytest.raises(ValueError, match="alpha would hold"):
             RoundMachine("run", spec_of(), vocab_size=2**22)
-
-    def test_a_gateway_s_answer_must_fit_a_message(self) -> None:
         with pytest.raises(ValueError, match="answer of the gateway would hold"):
             RoundMachine("run", spec_of(num_samples=65536, batch_size=1024), vocab_size=N)
 
