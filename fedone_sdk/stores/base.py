@@ -308,7 +308,7 @@ class Store(Protocol):
         Raises:
             VersionConflict: The run has another version; nothing was changed.
             KeyError: The run does not exist.
-            FedOneError: The store became unavailable; whether the commit was stored is unknown.
+            StoreUnavailable: Whether the commit was stored is unknown.
         """
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:

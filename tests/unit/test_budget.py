@@ -471,16 +471,3 @@ class TestSqliteLedger:
                 ledgers = [making.result() for making in [pool.submit(make) for _ in range(5)]]
             ledgers[0].reserve("a", Usage(requests=1), None)
             assert [ledger.account(None).leased.requests for ledger in ledgers] == [1] * 5
-
-    def test_a_call_that_raises_changes_nothing(self, tmp_path: Path) -> None:
-        ledger = SqliteLedger(tmp_path / "budget.db")
-        cap = Budget(requests=2)
-        ledger.reserve("a", Usage(requests=1), cap)
-        before = ledger.account(cap)
-        with pytest.raises(BudgetExhausted):
-            ledger.reserve("b", Usage(requests=2), cap)
-        with pytest.raises(ValueError, match="open already"):
-            ledger.reserve("a", Usage(requests=1), cap)
-        with pytest.raises(UnknownLease):
-            ledger.settle("b", NOTHING)
-        assert ledger.account(cap) == before

@@ -78,19 +78,6 @@ def test_fields_and_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "why"),
-    [
-        ([{"value": 1, "word": "a"}, {"value": "1", "word": "b"}], "have the same value"),
-        ([{"1": "a"}, {"0": "b"}], "must be a list of {value: VALUE, word: WORD}, or a mapping"),
-        ([["1", "a"], ["0", "b"]], "must be a list of {value: VALUE, word: WORD}, or a mapping"),
-    ],
-)
-def test_lists_of_labels_that_are_refused(labels: object, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        task(labels=labels)
-
-
-@pytest.mark.parametrize(
     "change",
     [
         {"labels": {1: " y", 0: " x"}}, {"labels": {0: " y", 1: " x"}},
@@ -132,6 +119,9 @@ def test_render_needs_text(example: dict[str, Any]) -> None:
         ({"template": "{prompt} {text.x}"}, "plain name"),
         ({"template": "{prompt} {0}"}, "plain name"),
         ({"template": "{prompt} {text} {label}"}, "must not contain the label field"),
+        ({"labels": [{"value": 1, "word": "a"}, {"value": "1", "word": "b"}]}, "same value"),
+        ({"labels": [{"1": "a"}, {"0": "b"}]}, "a list of {value: VALUE, word: WORD}, or a map"),
+        ({"labels": [["1", "a"], ["0", "b"]]}, "a list of {value: VALUE, word: WORD}, or a map"),
         ({"labels": {"0": " x"}}, "at least 2"),
         ({"labels": {"0": " x", "1": " x"}}, "share one label word"),
         ({"labels": {"0": " x", "1": " "}}, "'1' has no label word"),

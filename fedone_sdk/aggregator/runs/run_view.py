@@ -302,7 +302,7 @@ class RunView:
             models=state.models,
             privacy=self.machine.releases and self.machine.releases.report(state.releases),
             quarantined=len(state.quarantined),
-            wall_s=0.0 if began is None else round(until - began, 3),
+            wall_s=0.0 if began is None else max(round(until - began, 3), 0.0),
             seed=self.spec.seed,
         )
 

@@ -275,7 +275,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             if name in {stored.commits[place : place + _NAME_LENGTH] for place in places}:
                 return
             if tries > 1 and stored.version > version + _NUM_NAMES:
-                raise FedOneError(
+                raise StoreUnavailable(
                     f"store {self.where}: the connection broke in a commit to run {run_id!r}; "
                     "whether the commit was stored is unknown"
                 )
