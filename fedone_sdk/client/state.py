@@ -25,7 +25,7 @@ from pydantic import Base64Bytes, ConfigDict, Field, FiniteFloat, TypeAdapter, V
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import create_private, erase_log, lock_file, sync_path, transaction, use_wal
+from fedone_sdk.files import erase_log, lock_file, open_database, sync_path, transaction, use_wal
 from fedone_sdk.messages import Message, Secret, Update, encode
 from fedone_sdk.task import LogProbs
 
@@ -356,7 +356,7 @@ def _open(file: Path) -> sqlite3.Connection:
     """Open the database; for reading only, if it cannot be opened for writing."""
     try:
         return _open_for_writing(file)
-    except sqlite3.OperationalError:
+    except (sqlite3.OperationalError, PermissionError):
         log = file.with_name(f"{file.name}-wal")
         if log.exists() and log.stat().st_size:
             raise  # `immutable` ignores the log and the transactions in it.
@@ -365,14 +365,10 @@ def _open(file: Path) -> sqlite3.Connection:
 
 
 def _open_for_writing(file: Path) -> sqlite3.Connection:
-    with suppress(PermissionError):  # `_open` opens such a file for reading.
-        # SQLite would create the file readable by other users. The log gets the file's mode.
-        create_private(file)
-    # A client may be created in one thread and run in another.
-    db = sqlite3.connect(file, timeout=_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    try:
+    # SQLite's log gets the mode of the file.
+    with open_database(file, _TIMEOUT_S) as db:
+        use_wal(db, _TIMEOUT_S)
         db.execute("PRAGMA synchronous = EXTRA")
-        use_wal(db, _TIMEOUT_S)  # It also erases what is deleted.
         (checked,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if checked != "ok":
             raise _DamagedError(checked)
@@ -385,10 +381,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         except sqlite3.OperationalError as exc:
             if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-    except BaseException:
-        db.close()
-        raise
-    return db
+        return db
 
 
 def key_of(*parts: object) -> str:
