@@ -287,13 +287,7 @@ class TestServerTrouble:
 
 
 class Proxy(TcpServer):
-    """A network between store and server that loses selected messages.
-
-    Attributes:
-        lose_question: A message with one of these bytes does not reach the server.
-        lose_answer: A message with one of these does, but its answer does not come back.
-        open: Whether new connections get through.
-    """
+    """A network that loses messages with some bytes, or their answers, to a PostgreSQL server."""
 
     def __init__(self, port: int) -> None:
         super().__init__()

@@ -57,12 +57,7 @@ class Counting(MemoryStore):
 
 
 class Looked(ScriptedBackend):
-    """Counts how often it is looked at.
-
-    Attributes:
-        looks: How often.
-        trouble_of: What is raised then.
-    """
+    """Counts how often it is looked at, and raises `trouble_of` then."""
 
     def __init__(self, trouble_of: Exception | None = None, **options: Any) -> None:
         super().__init__(**options)
