@@ -60,12 +60,10 @@ async def test_more_prompts_than_leased(
     [
         (False, {"queries": NUM_SAMPLES}, 1, None),
         (False, {"queries": 2 * NUM_SAMPLES - 1}, 1, None),
-        (True, {"queries": 2 * NUM_SAMPLES}, 2, None),
-        (True, {"requests": 7}, 0, 7),
-        (True, {"requests": NUM_SAMPLES + 7}, 1, NUM_SAMPLES + 7),
-        (True, {"tokens": 1}, 0, 0),
+        (True, {"queries": 2 * NUM_SAMPLES}, 2, None), (True, {"requests": 7}, 0, 7),
+        (True, {"requests": NUM_SAMPLES + 7}, 1, NUM_SAMPLES + 7), (True, {"tokens": 1}, 0, 0),
     ],
-)
+)  # fmt: skip
 async def test_a_budget_of_the_devices_own(
     tmp_path: Path, own: bool, caps: dict[str, int], updates: int, asked: int | None
 ) -> None:
