@@ -49,20 +49,20 @@ def test_json_array(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load_examples(write("bom.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode())) == ROWS
 
 
-def test_csv_quoting(write: Write) -> None:
-    path = write("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n')
-    assert load_examples(path) == [
-        {"sentence": 'a "fine" film,\nreally', "label": "1"},
-        {"sentence": "plain", "label": "0"},
-    ]
-
-
-def test_tsv_has_no_quoting(write: Write) -> None:
-    path = write("rows.tsv", '\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\n')
-    assert load_examples(path) == [
-        {"sentence": '"unbalanced', "label": "1"},
-        {"sentence": "return\rinside", "label": "0"},
-    ]
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n',
+         ['a "fine" film,\nreally', "plain"]),
+        ("rows.tsv", '\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\n',
+         ['"unbalanced', "return\rinside"]),
+    ],
+)  # fmt: skip
+def test_csv_has_quoting_and_tsv_has_none(
+    write: Write, name: str, content: str, text: list[str]
+) -> None:
+    rows = [{"sentence": sentence, "label": str(1 - at)} for at, sentence in enumerate(text)]
+    assert load_examples(write(name, content)) == rows
 
 
 def test_parquet(tmp_path: Path, write: Write) -> None:
