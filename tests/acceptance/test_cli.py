@@ -286,7 +286,7 @@ def test_a_mistake_is_one_line(
             "arguments: server: must not have a user or password",
         ),
         (
-            ["runs", "show", "--server", "http://h/?key=secret"],
+            ["runs", "list", "--server", "http://h/?key=secret"],
             "arguments: server: must not have a query (?) or a fragment (#)",
         ),
         (
