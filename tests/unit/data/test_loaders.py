@@ -55,13 +55,19 @@ def test_csv_quoting(write: Write) -> None:
         {"sentence": 'a "fine" film,\nreally', "label": "1"},
         {"sentence": "plain", "label": "0"},
     ]
+    spaced = write("spaced.csv", 'y, text\n0, "a, b"\n')
+    assert load_examples(spaced) == [{"y": "0", "text": "a, b"}]
+    old = write("old.csv", "text,label\n„Spaß“ mit Zoë,1\n".encode("cp1252"))
+    assert load_examples(old) == [{"text": "„Spaß“ mit Zoë", "label": "1"}]
 
 
 def test_tsv_has_no_quoting(write: Write) -> None:
-    path = write("rows.tsv", '\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\n')
+    text = '\ufeff\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\nquotes"\t1\n'
+    path = write("rows.tsv", text)
     assert load_examples(path) == [
         {"sentence": '"unbalanced', "label": "1"},
         {"sentence": "return\rinside", "label": "0"},
+        {"sentence": 'quotes"', "label": "1"},
     ]
 
 
@@ -100,6 +106,8 @@ def test_parquet(tmp_path: Path, write: Write) -> None:
         ("x.csv", 'a,b\n"1","open\n', r"x\.csv:2: bad CSV"),
         ("x.csv", "a,b,a\n1,2,3\n", r"x\.csv:1: two columns share one name"),
         ("x.csv", "a,b\n", r"x\.csv: has no rows"),
+        ("x.csv", "a,b\nfür,1\nnaïv,2\n".encode() + b"\xff,1", r"x\.csv:4: is neither UTF-8 nor"),
+        ("x.csv", "a,b\n1,2\n".encode("utf-16-le"), r"x\.csv:1: is neither UTF-8 nor"),
         ("x.tsv", "a\tb\nonly\n", r"x\.tsv:2: has 1 columns, the header has 2"),
         ("x.txt", "a", r"x\.txt: unknown suffix '\.txt' \(allowed: \.jsonl, .*\.parquet"),
     ],
