@@ -39,6 +39,23 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     sync_path(path.parent)
 
 
+def create_private(path: str | Path) -> None:
+    """Create a file that only its owner can read, unless it exists.
+
+    An existing file is not opened, because closing it would end SQLite's locks on it.
+
+    Raises:
+        OSError: The file cannot be created, read or written, or is a folder.
+    """
+    file = os.path.realpath(path)
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        code = errno.EISDIR if os.path.isdir(file) else errno.EACCES
+        if code == errno.EISDIR or not os.access(file, os.R_OK | os.W_OK):
+            raise OSError(code, os.strerror(code), file) from None
+
+
 def sync_path(path: Path) -> None:
     """Flush a file's content, or a folder's list of files, to disk.
 
@@ -76,6 +93,19 @@ def lock_file(path: str | Path) -> int:
     return descriptor
 
 
+@contextmanager
+def open_database(path: str | Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Open a SQLite file that only its owner can read; close it again if the body fails."""
+    create_private(path)
+    # The connection may be used in another thread than this one.
+    db = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    try:
+        yield db
+    except BaseException:
+        db.close()
+        raise
+
+
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
@@ -88,8 +118,8 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
         try:
             db.execute("PRAGMA journal_mode=WAL")
             return
-        except sqlite3.OperationalError:
-            if time.monotonic() > give_up:
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import re
@@ -23,7 +22,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError,
 from pydantic_core import SchemaError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from fedone_sdk.clock import answer_of
+from fedone_sdk.clock import answer_of, is_async
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec, in_unicode
 
@@ -109,9 +108,8 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
             # Async functions are called here, other functions in a thread.
-            is_async = any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
             call = partial(score, text, deepcopy(dict(example)))  # It may change its example.
-            result = await answer_of(call() if is_async else await _in_thread(call))
+            result = await answer_of(call() if is_async(score) else await _in_thread(call))
         result = result if isinstance(result, Score) else Score(float(result))
         value, feedback = float(result.value), in_unicode(str(result.feedback))
     except Exception as exc:
@@ -156,11 +154,15 @@ def _references(example: Example, column: str) -> list[str]:
     return [str(text) for text in texts]
 
 
-_REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
+_REASONING = re.compile(
+    r"(?is)^.*(?:</think(?:ing)?>|\[/think\]|<\|channel\|>final.{0,40}?<\|message\|>)"
+    r"|^\s*analysis.*assistantfinal|^\s*(?:<think|\[think\]|<\|channel\|>analysis).*"
+    r"|(?:<\|\w{1,30}\|>|</s>)\s*$"
+)
 
 
 def answer_in(text: str) -> str:
-    """Return a generated text without the reasoning at its beginning."""
+    """Return a generated text without the reasoning at its beginning and the end token."""
     return _REASONING.sub("", text)
 
 
@@ -360,15 +362,16 @@ def _type_of(name: str, schema: Mapping[str, Any]) -> Any:
     return form
 
 
-def object_in(text: str) -> Mapping[str, Any] | None:
-    """Return a text's first JSON object, which may be in a code fence or between sentences."""
+def object_in(text: str, *names: str) -> Mapping[str, Any] | None:
+    """Return a text's first JSON object with these names; other text may be around it."""
     text, decoder = answer_in(text), json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text[:20_000]):
         try:
             value: Mapping[str, Any] = decoder.raw_decode(text, brace.start())[0]
         except (ValueError, RecursionError):
             continue
-        return value
+        if value.keys() >= {*names}:
+            return value
     return None
 
 

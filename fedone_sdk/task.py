@@ -396,7 +396,8 @@ class TaskSpec(Frozen):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return tuple(name for _, text in self.messages for name in _fields_in(text))
+        pieces = (piece for _, template in self.messages for piece in pieces_of(template))
+        return tuple(name for _, name, _ in pieces if name)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -447,11 +448,6 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             # A final line feed separates a candidate from more text; here no text follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
-
-
-@lru_cache(maxsize=256)
-def _fields_in(template: str) -> tuple[str, ...]:
-    return tuple(name for _, name, _, _ in string.Formatter().parse(template) if name)
 
 
 @lru_cache(maxsize=256)

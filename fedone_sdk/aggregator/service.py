@@ -172,6 +172,8 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
+        for run in self.runs.values():
+            run.ended.set()  # so that `wait` returns
         await wait_pending(self.store)  # Includes the work of callers that were cancelled.
         await self.store.close()
 
@@ -288,7 +290,10 @@ class Service:
     def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
         """Return `score`; if it is a judge (a model), its calls are charged to the run."""
         if isinstance(score, Judge):
-            worst = score.backend.worst_case(1, MAX_TOKENS) * run.spec.method.batch_size
+            backend, size = score.backend, run.spec.method.batch_size
+            worst = calls.bounded(
+                run.spec, lambda: backend.worst_case(1, MAX_TOKENS) * size, "task.score: the judge"
+            )
             run.use_machine(run.base.with_grades(worst.without_queries()))
         return calls.charged_to(run, score)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,15 +20,15 @@ def integer(name: str, value: object, *, minimum: int = 0) -> int:
     return int(value)
 
 
-def number(name: str, value: object, *, above: float = 0.0) -> float:
-    """Return `value` as a float; raise unless it is a finite number > `above`."""
+def number(name: str, value: object) -> float:
+    """Return `value` as a float; raise unless it is a finite number > 0."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float, np.integer, np.floating))
         or not math.isfinite(value)
-        or value <= above
+        or value <= 0
     ):
-        raise ValueError(f"{name} must be a finite number > {above:g}, not {value!r}")
+        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
     return float(value)
 
 
@@ -50,8 +50,8 @@ def count(num_samples: int | None, *, default: int) -> int:
     return default if num_samples is None else integer("num_samples", num_samples, minimum=1)
 
 
-def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> Floats:
-    """Return `value` as a finite float64 matrix of the given shape."""
+def array(name: str, value: ArrayLike, *, shape: tuple[int, ...]) -> Floats:
+    """Return `value` as a finite float64 array of the given shape."""
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as exc:
@@ -65,7 +65,7 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> Floats:
 
 def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> Floats:
     """Return `alpha` in float64; raise unless it is positive where `mask` is True, 0 elsewhere."""
-    alpha = matrix("alpha", value, shape=mask.shape)
+    alpha = array("alpha", value, shape=mask.shape)
     if alpha[mask].min() <= 0.0:
         raise ValueError("alpha must be positive; call project first")
     if alpha[~mask].any():
@@ -83,20 +83,4 @@ def losses(value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]) 
     num_samples = len(candidates.prompts)
     if num_samples < 2:
         raise ValueError("tell needs at least 2 prompts to compare")
-    try:
-        result = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as exc:
-        raise ValueError(f"losses must be {num_samples} numbers") from exc
-    if result.shape != (num_samples,):
-        raise ValueError(f"losses must have shape ({num_samples},), not {result.shape}")
-    if not np.isfinite(result).all():
-        raise ValueError("losses must be finite")
-    return result
-
-
-def known_options(what: str, options: dict[str, Any], allowed: tuple[str, ...]) -> None:
-    """Raise for options outside `allowed`."""
-    unknown = sorted(options.keys() - set(allowed))
-    if unknown:
-        listed = ", ".join(allowed) or "no options"
-        raise ValueError(f"{what} takes {listed}, not {', '.join(unknown)}")
+    return array("losses", value, shape=(num_samples,))

@@ -48,7 +48,6 @@ _SIZE_FLOOR = 0.25
 _MAD_TO_STD = 1.4826
 _MOST_SCORE = 10.0
 _WINDOWS = ("steps", "sizes", "agreements", "losses")
-_COLUMNS = _ROUNDS, _MOVEMENT, _SCALED, _OUTLIERS, _SCORES, _RESIDUALS = range(6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,15 +153,19 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # With 3 or more updates, one long step is not their median, so the round's steps count too.
-        usual = [
-            *history.steps,
-            *(update.norm for update in updates if len(updates) > 2 and update.norm),
+        usual = list(history.steps)
+        if len(updates) > 2:  # One long step is not their median, so the round's steps count too.
+            usual += [update.norm for update in updates if update.norm]
+        scores = [self._score(update, history) for update in updates]
+        # The recorded length is bounded, so that one long step does not raise the typical length.
+        longest, bound = self._longest(alpha, usual)
+        admitted = [
+            self._admitted(alpha, update, score, longest)
+            for update, score in zip(updates, scores, strict=True)
         ]
-        verdicts = [self._judge(alpha, update, history, usual) for update in updates]
-        for update, verdict in zip(updates, verdicts, strict=True):
-            history.add(update, verdict)
-        return [verdict.admitted for verdict in verdicts], history.memory()
+        for update, score, part in zip(updates, scores, admitted, strict=True):
+            history.add(update, part, score, min(update.norm, bound))
+        return admitted, history.memory()
 
     def quarantined(self, memory: Memory) -> frozenset[int]:
         """Return the quarantined clients, whose updates no longer count."""
@@ -174,11 +177,8 @@ class Defence:
             if influence.outliers >= self.quarantine and 2 * influence.outliers > influence.rounds
         )
 
-    def _judge(
-        self, alpha: NDArray[np.float32], update: _Update, history: _History, usual: Sequence[float]
-    ) -> _Verdict:
-        score = self._score(update, history)
-        outlier = self.outliers is not None and score < -self.outliers
+    def _longest(self, alpha: NDArray[np.float32], usual: Sequence[float]) -> tuple[float, float]:
+        """Return the longest step that is allowed, and the longest that is recorded."""
         share = _FIRST_BOUND if self.only_bounds else _FIRST_STEP
         first = share * float(np.linalg.norm(alpha))
         longest = math.inf
@@ -187,20 +187,23 @@ class Defence:
                 longest = self.trust_region * sorted(usual)[(len(usual) - 1) // 2]
             if len(usual) < _FEW:
                 longest = min(longest, first)
+        return longest, _GROWTH * max(longest, first)
+
+    def _admitted(
+        self, alpha: NDArray[np.float32], update: _Update, score: float, longest: float
+    ) -> Admitted:
+        outlier = self.outliers is not None and score < -self.outliers
         scale = 0.0 if outlier else 1.0 if update.norm <= longest else longest / update.norm
-        moved = update.alpha
+        moved = update.source.alpha
         if scale < 1.0:
             moved = (alpha.astype(np.float64) + scale * update.step).astype(np.float32)
-        admitted = Admitted(
-            client=update.client,
+        return Admitted(
+            client=update.source.client,
             alpha=moved,
             scale=scale,
             outlier=outlier,
             agreement=update.agreement,
         )
-        # The recorded length is bounded, so that one long step does not raise the typical length.
-        recorded = min(update.norm, _GROWTH * max(longest, first))
-        return _Verdict(admitted=admitted, score=score, recorded=recorded)
 
     def _score(self, update: _Update, history: _History) -> float:
         """Return the lower of the scores of agreement and size, in robust standard deviations."""
@@ -219,14 +222,12 @@ class Defence:
 class _Update:
     """A contribution with its measurements; `evidence` has the effect of each token."""
 
-    client: int
-    alpha: NDArray[np.float32]
+    source: Contribution
     step: Floats
     norm: float
     evidence: Floats
     size: float | None
     agreement: float | None
-    mean_loss: float
 
     @classmethod
     def of(
@@ -238,24 +239,13 @@ class _Update:
         evidence = -step if contribution.advantage is None else contribution.advantage
         spread = norm if contribution.spread is None else contribution.spread
         return cls(
-            client=contribution.client,
-            alpha=contribution.alpha,
+            source=contribution,
             step=step,
             norm=norm,
             evidence=evidence,
             size=math.log(spread) if spread else None,
             agreement=history.agreement(evidence),
-            mean_loss=contribution.mean_loss,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Verdict:
-    """The result for a contribution, and the step length that is recorded."""
-
-    admitted: Admitted
-    score: float
-    recorded: float
 
 
 class _History:
@@ -276,21 +266,14 @@ class _History:
     def memory(self) -> Memory:
         clients = sorted(self.entries)
         entries = [self.entries[client] for client in clients]
-        windows = (self.steps, self.sizes, self.agreements, self.losses)
         memory = {
             "votes": self.votes,
             "seen": self.seen,
-            **{
-                name: np.array(values[-WINDOW:])
-                for name, values in zip(_WINDOWS, windows, strict=True)
-            },
+            **{name: np.array(getattr(self, name)[-WINDOW:]) for name in _WINDOWS},
             "clients": np.array(clients, dtype=np.int64),
             "ledger": np.array(entries),
         }
         return {name: array for name, array in memory.items() if array.size}
-
-    def entry(self, client: int) -> list[float]:
-        return self.entries.get(client, [0.0] * len(_COLUMNS))
 
     def agreement(self, evidence: Floats) -> float | None:
         """Return the cosine of an update's evidence with the known effects of the same tokens."""
@@ -300,11 +283,10 @@ class _History:
         length = float(np.linalg.norm(effects) * np.linalg.norm(evidence))
         return None if length < 1e-30 else float((effects * evidence).sum() / length)
 
-    def add(self, update: _Update, verdict: _Verdict) -> None:
-        admitted = verdict.admitted
+    def add(self, update: _Update, admitted: Admitted, score: float, length: float) -> None:
         # Zero steps are left out: a nearly converged run has so many that the median would be 0.
         if update.norm:
-            self.steps.append(verdict.recorded)
+            self.steps.append(length)
         if not self.votes.size:
             return
         touched = update.evidence != 0.0
@@ -314,14 +296,14 @@ class _History:
             if typical > 0.0:
                 self.votes += np.clip(update.evidence / typical, -_MOST_VOTE, _MOST_VOTE)
                 self.seen += touched
-        residual = update.mean_loss - _median([*self.losses, update.mean_loss])
+        client, loss = update.source.client, update.source.mean_loss
+        residual = loss - _median([*self.losses, loss])
         scaled = admitted.scale < 1.0 and not admitted.outlier
         moved = admitted.scale * update.norm
-        changes = (1, moved, scaled, admitted.outlier, verdict.score, residual)
-        self.entries[update.client] = [
-            float(old + new) for old, new in zip(self.entry(update.client), changes, strict=True)
-        ]
-        self.losses.append(update.mean_loss)
+        changes = (1, moved, scaled, admitted.outlier, score, residual)
+        entry = self.entries.get(client, [0.0] * len(changes))
+        self.entries[client] = [float(old + new) for old, new in zip(entry, changes, strict=True)]
+        self.losses.append(loss)
         if update.size is not None:
             self.sizes.append(update.size)
         if update.agreement is not None:
@@ -333,14 +315,16 @@ def ledger(memory: Memory) -> list[Influence]:
     return [
         Influence(
             client=int(client),
-            rounds=int(entry[_ROUNDS]),
-            movement=float(entry[_MOVEMENT]),
-            scaled=int(entry[_SCALED]),
-            outliers=int(entry[_OUTLIERS]),
-            score=float(entry[_SCORES] / entry[_ROUNDS]),
-            loss_residual=float(entry[_RESIDUALS] / entry[_ROUNDS]),
+            rounds=int(rounds),
+            movement=float(movement),
+            scaled=int(scaled),
+            outliers=int(outliers),
+            score=float(scores / rounds),
+            loss_residual=float(residuals / rounds),
         )
-        for client, entry in zip(memory.get("clients", ()), memory.get("ledger", ()), strict=True)
+        for client, (rounds, movement, scaled, outliers, scores, residuals) in zip(
+            memory.get("clients", ()), memory.get("ledger", ()), strict=True
+        )
     ]
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -105,51 +106,44 @@ class Estimates(NamedTuple):
         return self.value - self.spread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# Without `slots=True`, because cached_property needs a __dict__.
+@dataclass(frozen=True, eq=False)
 class Evaluator:
-    """The posterior of all remembered prompts.
-
-    Attributes:
-        present: Features of each prompt, 0 or 1, shape (P, F).
-        kernel: The kernel in units of one example's noise.
-        inverse: The inverse of the prior covariance, shape (P, P).
-        classes: The posterior of each class; None for a class without observed examples.
-        reference: The row of "no prompt", with which prompts are compared; None if not observed.
-    """
+    """The posterior of all remembered prompts."""
 
     observed: Observations
     features: Features
-    present: NDArray[np.float32]
-    kernel: Kernel
-    inverse: Floats
-    batches: MiniBatches
-    reml: RemlNoise
-    classes: tuple[Posterior | None, ...]
-    reference: int | None
+    parts: Parts
 
     @classmethod
     def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> Self:
         """Return the posterior given the observations."""
-        return cls._of(observed, features, _Parts.of(observed, features, values))
+        return cls(observed, features, Parts.of(observed, features, values))
 
-    @classmethod
-    def _of(cls, observed: Observations, features: Features, parts: _Parts) -> Self:
-        return cls(
-            observed=observed,
-            features=features,
-            classes=parts.posteriors(observed, parts.batches.centred(observed.losses)),
-            reference=observed.row(features.space.reference),
-            **parts._asdict(),
-        )
+    @property
+    def prompts(self) -> Ints:
+        """The observed prompts, shape (P, n)."""
+        return self.observed.prompts
 
-    def estimates(self, against_row: int | None = None) -> Estimates:
-        """Return the value of each prompt and its uncertainty.
+    @cached_property
+    def reference(self) -> int | None:
+        """The row of "no prompt", with which prompts are compared; None if not observed."""
+        return self.observed.row(self.features.space.reference)
 
-        Args:
-            against_row: The row of the prompt to compare with; by default `reference`.
-        """
-        size = len(self.observed.prompts)
-        row = self.reference if against_row is None else against_row
+    @cached_property
+    def classes(self) -> tuple[Posterior | None, ...]:
+        """The posterior of each class; None for a class without observed examples."""
+        losses = self.parts.batches.centred(self.observed.losses)
+        return self.parts.posteriors(self.observed, losses)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """The value of each prompt and its uncertainty, compared with `reference`."""
+        return self.compared(self.reference)
+
+    def compared(self, row: int | None) -> Estimates:
+        """Return the estimates, compared with the prompt of a row."""
+        size = len(self.prompts)
         value, variance = _optimism(self.observed), np.zeros(size)
         if row is None:
             # Prompts are compared with the mean of all prompts.
@@ -174,13 +168,14 @@ class Evaluator:
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
         The nugget (`Kernel`) of a new prompt is 0, because no observed loss depends on it.
         """
-        observed = np.arange(len(self.present))
-        prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
+        known, kernel, inverse, *_ = self.parts
+        observed = np.arange(len(known))
+        prior = kernel.matrix(np.concatenate([known, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
-        prior[unknown, unknown] -= self.kernel.nugget
+        prior[unknown, unknown] -= kernel.nugget
         # A class has the covariance noise * (prior - gain (seen - unit) gain'), see `Posterior`.
-        gain = prior[:, observed] @ self.inverse
-        mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
+        gain = prior[:, observed] @ inverse
+        mean, explained, scale = np.zeros(len(observed)), np.zeros_like(inverse), 0.0
         seen = prior[np.ix_(observed, observed)]
         for share, process in zip(self.observed.class_share, self.classes, strict=True):
             if process is not None:
@@ -214,8 +209,14 @@ class Evaluator:
         return int(np.where(confirmed, estimates.pessimistic, np.inf).argmin())
 
 
-class _Parts(NamedTuple):
-    """The parts of an `Evaluator` that do not depend on the losses."""
+class Parts(NamedTuple):
+    """The parts of an `Evaluator` that do not depend on the losses.
+
+    Attributes:
+        present: Features of each prompt, 0 or 1, shape (P, F).
+        kernel: The kernel in units of one example's noise.
+        inverse: The inverse of the prior covariance, shape (P, P).
+    """
 
     present: NDArray[np.float32]
     kernel: Kernel
@@ -224,7 +225,8 @@ class _Parts(NamedTuple):
     reml: RemlNoise
 
     @classmethod
-    def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> _Parts:
+    def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> Self:
+        """Return the parts for the prompts and mini-batches of `observed`."""
         present = features.present(observed.prompts)
         kernel = values.kernel(_typical_examples(observed), typical_length(present))
         covariance = kernel.matrix(present)
@@ -260,18 +262,18 @@ def updated(
     shared = None
     if observed.biases.shape[1] > 1:
         shared = _shared_bias(observed)
-        biases = _best_biases(observed, shared, _Parts.of(observed, features, values), values)
+        biases = _best_biases(observed, shared, Parts.of(observed, features, values), values)
         observed = replace(observed, biases=biases)
     recent = observed.latest(_FITTED)
     coordinates: Sequence[int] = range(len(values))
     if len(observed.prompts) > _ALL_AT_ONCE:
         coordinates = [len(observed.examples) % len(values)]
     values = _likelihood(recent, features, shared).improved(values, coordinates)
-    parts = _Parts.of(observed, features, values)
+    parts = Parts.of(observed, features, values)
     losses = parts.batches.centred(observed.losses)
     trust = _trust_of(observed, parts, losses, parts.posteriors(observed, losses))
     observed = replace(observed, trust=trust)
-    return Evaluator._of(observed, features, parts), values
+    return Evaluator(observed, features, parts), values
 
 
 def _typical_examples(observed: Observations) -> float:
@@ -294,7 +296,7 @@ def _shared_bias(observed: Observations) -> Floats:
 
 
 def _best_biases(
-    observed: Observations, shared: Floats, parts: _Parts, values: Hyperparameters
+    observed: Observations, shared: Floats, parts: Parts, values: Hyperparameters
 ) -> Floats:
     """Return the best label bias of each prompt, shape (P, C)."""
     prior = parts.inverse / math.exp(values.curves)
@@ -361,7 +363,7 @@ def _likelihood(observed: Observations, features: Features, shared: Floats | Non
 
 def _trust_of(
     observed: Observations,
-    parts: _Parts,
+    parts: Parts,
     losses: Floats,
     processes: tuple[Posterior | None, ...],
 ) -> Floats:

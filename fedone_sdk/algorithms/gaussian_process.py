@@ -134,23 +134,18 @@ class Features:
         """The feature of each candidate of each position, -1 for none; shape (n, N)."""
         columns = np.full(self.space.shape, -1, dtype=np.int64)
         first = 0
-        for positions in self.space.groups():
-            size, blank = self.space.sizes[positions[0]], self.space.blanks[positions[0]]
+        for positions, size, blank in self.space.groups():
             numbers = np.arange(first, first + size)
             first += size
             if len(positions) > 1 and blank is not None:
                 numbers[blank] = -1
-            columns[list(positions), :size] = numbers
+            columns[positions, :size] = numbers
         return columns
-
-    @cached_property
-    def count(self) -> int:
-        """The number of features, F."""
-        return sum(self.space.sizes[positions[0]] for positions in self.space.groups())
 
     def present(self, prompts: Ints) -> NDArray[np.float32]:
         """Return the features of each prompt, 0 or 1, shape (P, F)."""
-        present = np.zeros((len(prompts), self.count + 1), dtype=np.float32)
+        count = sum(size for _, size, _ in self.space.layout)
+        present = np.zeros((len(prompts), count + 1), dtype=np.float32)
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
         np.put_along_axis(present, columns, 1.0, axis=1)  # -1 is the extra last column.
         return present[:, :-1]
@@ -177,27 +172,15 @@ class Kernel(NamedTuple):
     nugget: float
     length: float
 
-    @property
-    def feature(self) -> float:
-        """The variance of one feature's effect about the common mean."""
-        return self.additive / self.length
-
-    @property
-    def common(self) -> float:
-        """The variance of the common mean."""
-        return self.additive / self.length**2
-
-    @property
-    def pair(self) -> float:
-        """The variance of one pair's effect."""
-        return 2.0 * self.pairs / (self.length * (self.length - 1.0))
-
     def matrix(self, present: NDArray[np.float32]) -> Floats:
         """Return the covariances (P, P) of distinct prompts from their features, 0 or 1, (P, F)."""
+        # The variances of one feature's part about the common mean, and of one pair's part.
+        feature = self.additive / self.length
+        pair = 2.0 * self.pairs / (self.length * (self.length - 1.0))
         both = (present @ present.T).astype(np.float64)
         counts = np.diagonal(both)
-        matrix = both * (self.feature + 0.5 * self.pair * (both - 1.0))
-        matrix += self.common * counts[:, None] * counts
+        matrix = both * (feature + 0.5 * pair * (both - 1.0))
+        matrix += self.additive / self.length**2 * counts[:, None] * counts
         matrix[np.diag_indices(len(matrix))] += self.nugget
         return matrix
 
@@ -353,28 +336,22 @@ class Likelihood:
         self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
     ) -> Hyperparameters:
         """Return better hyperparameters, after one step along each coordinate in turn."""
-        improved = _coordinate_step(
-            self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
-        )
-        if self.unbiased is not None and _CURVES_INDEX in coordinates:
-            inverse, reml = self._of(Hyperparameters(*improved))
+        others = [at for at in coordinates if at < _CURVES_INDEX]
+        improved, unbiased = _coordinate_step(self.loss, values, others), self.unbiased
+        if unbiased is None or _CURVES_INDEX not in coordinates:
+            return improved
+        inverse, reml = self._of(improved)
 
-            def loss(tried: list[float]) -> float:
-                wide = math.exp(tried[_CURVES_INDEX])
-                assert self.unbiased is not None
-                deviance = self._deviance(self.unbiased, inverse / wide, reml)
-                return deviance + _prior_deviance(Hyperparameters(*tried))
+        def loss(tried: Hyperparameters) -> float:
+            deviance = self._deviance(unbiased, inverse / math.exp(tried.curves), reml)
+            return deviance + _prior_deviance(tried)
 
-            improved = _coordinate_step(loss, improved, [_CURVES_INDEX])
-        return Hyperparameters(*improved)
+        return _coordinate_step(loss, improved, [_CURVES_INDEX])
 
     def loss(self, values: Hyperparameters) -> float:
         """Return -2 log of likelihood times prior, up to a constant."""
         inverse, reml = self._of(values)
         return self._deviance(self.losses, inverse, reml) + _prior_deviance(values)
-
-    def _loss(self, values: list[float]) -> float:
-        return self.loss(Hyperparameters(*values))
 
     def _of(self, values: Hyperparameters) -> tuple[Floats, RemlNoise]:
         """Return the inverse of the prior covariance, and the noise."""
@@ -411,8 +388,8 @@ def _prior_deviance(values: Hyperparameters) -> float:
 
 
 def _coordinate_step(
-    loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
-) -> list[float]:
+    loss: Callable[[Hyperparameters], float], values: Hyperparameters, coordinates: Sequence[int]
+) -> Hyperparameters:
     """Move each coordinate up, down or to the minimum of a parabola, if this lowers the loss."""
     if not coordinates:
         return values
@@ -431,7 +408,7 @@ def _coordinate_step(
     return current
 
 
-def _moved(values: list[float], at: int, step: float) -> list[float]:
-    moved = list(values)
+def _moved(values: Hyperparameters, at: int, step: float) -> Hyperparameters:
+    moved = [*values]
     moved[at] = min(max(moved[at] + step, -LARGEST), LARGEST)
-    return moved
+    return Hyperparameters(*moved)

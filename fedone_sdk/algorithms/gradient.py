@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,16 +23,6 @@ from .sampling import argmax_prompt, draw_prompts, softmax
 from .space import Space, Start, nearest_probabilities, warm_start
 
 
-class Optimizer(Protocol):
-    """A rule that moves parameters against a gradient."""
-
-    def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
-        """Return the next parameters and memory; the initial memory is empty."""
-
-    def longest_step(self, largest: float) -> float:
-        """Return a bound on how far `update` moves a parameter of at most `largest`."""
-
-
 @dataclass(frozen=True, slots=True)
 class SGD:
     """params <- params - learning_rate * gradient."""
@@ -40,13 +30,16 @@ class SGD:
     learning_rate: float
 
     def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
-        """Return the next parameters; SGD has no memory."""
+        """Return the parameters, moved against the gradient; SGD has no memory."""
         if memory:
             raise ValueError("sgd has no memory")
         return params - self.learning_rate * gradient, memory
 
     def longest_step(self, largest: float) -> float:
-        """Return infinity: a step is proportional to the gradient, which has no bound."""
+        """Return a bound on how far `update` moves a parameter of at most `largest`.
+
+        SGD has none: a step is proportional to the gradient.
+        """
         return math.inf
 
 
@@ -65,7 +58,7 @@ class AdamW:
     WEIGHT_DECAY: ClassVar = 0.01
 
     def update(self, params: Floats, gradient: Floats, memory: Memory) -> tuple[Floats, Memory]:
-        """Return the next parameters and moments."""
+        """Return the next parameters and moments; the initial memory is empty."""
         beta1, beta2 = self.BETAS
         m, v, t = self._moments(memory, params.shape)
         t += 1
@@ -200,7 +193,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
     def _alpha(self, state: State) -> Floats:
         return _checks.positive_alpha(state.alpha, mask=self.space.mask)
 
-    def _optimizer(self) -> Optimizer:
+    def _optimizer(self) -> SGD | AdamW:
         return _OPTIMIZERS[self.optimizer](self.learning_rate)
 
 
@@ -228,7 +221,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Raise entries below the floor to the floor."""
-        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        checked = _checks.array("alpha", alpha, shape=self.shape)
         return np.where(self.space.mask, np.maximum(checked, self.alpha_min), 0.0).astype(
             np.float32
         )
@@ -251,7 +244,7 @@ class BDPL(PolicyGradient):
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest probabilities that are not below the floor."""
-        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        checked = _checks.array("alpha", alpha, shape=self.shape)
         return nearest_probabilities(checked, floor=self.alpha_min, mask=self.space.mask)
 
     def _probabilities(self, alpha: Floats, rng: np.random.Generator) -> Floats:

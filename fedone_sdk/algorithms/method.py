@@ -65,9 +65,7 @@ class Candidates:
             arrays["biases"] = np.array(self.biases, dtype=np.float32)
             if arrays["biases"].ndim != 2 or len(arrays["biases"]) != len(prompts):
                 raise ValueError("biases must be a matrix (I, C) with one row per prompt")
-        for name, array in arrays.items():
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+        _set_read_only(self, arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,10 +104,8 @@ class ClassLosses:
         if biases.shape != (prompts, labels) or not np.isfinite(biases).all():
             raise ValueError(f"biases must be finite numbers of shape ({prompts}, {labels})")
         counts = counts.astype(np.int64)
-        arrays = (("means", means), ("counts", counts), ("targets", targets), ("biases", biases))
-        for name, array in arrays:
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+        arrays = {"means": means, "counts": counts, "targets": targets, "biases": biases}
+        _set_read_only(self, arrays)
 
     @classmethod
     def plain(cls, losses: Floats) -> ClassLosses:
@@ -133,6 +129,12 @@ class ClassLosses:
         means = self.means.copy()
         means[..., 0] = clip_losses(means[..., 0], highest)
         return replace(self, means=means)
+
+
+def _set_read_only(instance: object, arrays: dict[str, NDArray[Any]]) -> None:
+    for name, array in arrays.items():
+        array.setflags(write=False)
+        object.__setattr__(instance, name, array)
 
 
 def clip_losses(losses: NDArray[_Float], highest: float | None) -> NDArray[_Float]:

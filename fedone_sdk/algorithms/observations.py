@@ -6,7 +6,7 @@ Shapes: P prompts of n positions, E losses, J mini-batches, K classes (groups), 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -26,6 +26,21 @@ _SHARE_SPREAD = 0.1
 
 _CLIENTS_AHEAD = 50
 """Assumed number of future clients, for which the class shares are estimated."""
+
+
+_FORMS: dict[str, tuple[str, ...]] = {
+    "prompts": ("int64", "P", "n"),
+    "rows": ("int64", "E"),
+    "batches": ("int64", "E"),
+    "means": ("float32", "E", "K", "2+C"),
+    "scored_at": ("float32", "E", "C"),
+    "examples": ("int64", "J", "K"),
+    "targets": ("float32", "J", "K", "C"),
+    "trust": ("float64", "J"),
+    "biases": ("float64", "P", "C"),
+    "clients": ("int64", "J"),
+}
+"""The type and the axes of each array of `Observations`."""
 
 
 # Without `slots=True`, because cached_property needs a __dict__.
@@ -65,17 +80,12 @@ class Observations:
     @classmethod
     def empty(cls, prompt_len: int, groups: int = 1, labels: int = 1) -> Self:
         """Return observations without prompts, of K groups and C labels."""
+        widths = {"n": prompt_len, "K": groups, "2+C": 2 + labels, "C": labels}
         return cls(
-            prompts=np.empty((0, prompt_len), dtype=np.int64),
-            rows=np.empty(0, dtype=np.int64),
-            batches=np.empty(0, dtype=np.int64),
-            means=np.empty((0, groups, 2 + labels), dtype=np.float32),
-            scored_at=np.empty((0, labels), dtype=np.float32),
-            examples=np.empty((0, groups), dtype=np.int64),
-            targets=np.empty((0, groups, labels), dtype=np.float32),
-            trust=np.empty(0),
-            biases=np.empty((0, labels)),
-            clients=np.empty(0, dtype=np.int64),
+            **{
+                name: np.empty((0, *(widths[axis] for axis in axes)), dtype)
+                for name, (dtype, _, *axes) in _FORMS.items()
+            }
         )
 
     @classmethod
@@ -91,30 +101,19 @@ class Observations:
         empty = cls.empty(prompt_len, groups, labels)
         if not memory:
             return empty
-        names = empty.memory().keys()
+        names = _FORMS.keys()
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} is missing")
         arrays = {name: memory[name] for name in names}
         # `size` and not `len`: a client may send an array without axes.
         size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
         clients = arrays["examples"].size // groups
-        shapes = {
-            "prompts": (size, prompt_len),
-            "rows": (evaluations,),
-            "batches": (evaluations,),
-            "means": (evaluations, groups, 2 + labels),
-            "scored_at": (evaluations, labels),
-            "examples": (clients, groups),
-            "targets": (clients, groups, labels),
-            "trust": (clients,),
-            "biases": (size, labels),
-            "clients": (clients,),
-        }
-        fits = all(
-            arrays[name].shape == shape and arrays[name].dtype == getattr(empty, name).dtype
-            for name, shape in shapes.items()
-        )
-        if not fits:
+        lengths = {"P": size, "E": evaluations, "J": clients}
+        if not all(
+            arrays[name].dtype == dtype
+            and arrays[name].shape == (lengths[first], *getattr(empty, name).shape[1:])
+            for name, (dtype, first, *_) in _FORMS.items()
+        ):
             raise ValueError(f"the memory's arrays do not fit prompts of {prompt_len} positions")
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("the memory's numbers must be finite")
@@ -138,7 +137,7 @@ class Observations:
 
     def memory(self) -> dict[str, NDArray[np.generic]]:
         """Return the observations as entries of a state's memory."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in _FORMS}
 
     def with_batch(self, prompts: Ints, losses: ClassLosses, holder: Holder | None = None) -> Self:
         """Return the observations with one mini-batch's losses added.
@@ -192,19 +191,10 @@ class Observations:
         place = np.zeros(len(self.prompts), dtype=np.int64)
         place[prompts] = np.arange(len(prompts))
         batches, renumbered = np.unique(self.batches[evaluations], return_inverse=True)
-        return replace(
-            self,
-            prompts=self.prompts[prompts],
-            rows=place[self.rows[evaluations]],
-            batches=renumbered.astype(np.int64),
-            means=self.means[evaluations],
-            scored_at=self.scored_at[evaluations],
-            examples=self.examples[batches],
-            targets=self.targets[batches],
-            trust=self.trust[batches],
-            biases=self.biases[prompts],
-            clients=self.clients[batches],
-        )
+        kept = {"P": prompts, "E": evaluations, "J": batches}
+        parts = {name: getattr(self, name)[kept[first]] for name, (_, first, *_) in _FORMS.items()}
+        numbers = {"rows": place[parts["rows"]], "batches": renumbered.astype(np.int64)}
+        return replace(self, **parts | numbers)
 
     def latest(self, size: int) -> Self:
         """Return the last mini-batches, with at most `size` distinct prompts in all."""
@@ -383,5 +373,4 @@ def clusters(memory: Memory, position: int) -> Counter[int]:
 
 
 def _read(memory: Memory) -> Observations:
-    names = Observations.__dataclass_fields__.keys() & memory.keys()
-    return Observations(**{name: memory[name] for name in names})
+    return Observations(**{name: memory[name] for name in _FORMS})

@@ -9,13 +9,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
-from .evaluator import Estimates, Evaluator, updated
+from .evaluator import Evaluator, updated
 from .gaussian_process import LARGEST, PRIOR, Features, Hyperparameters
 from .method import Candidates, ClassLosses, Holder
 from .method_state import Floats, Ints, State
@@ -49,21 +49,6 @@ _REDRAWS = 8
 
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""
-
-# Indices into `progress`.
-_ASKS, _HALVING_START = range(2)
-
-
-class Known(NamedTuple):
-    """The posterior from which new prompts are made."""
-
-    evaluator: Evaluator
-    estimates: Estimates
-
-    @property
-    def prompts(self) -> Ints:
-        """The observed prompts, shape (P, n): the incumbent, then others by pessimistic value."""
-        return self.evaluator.observed.prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,22 +158,20 @@ class PromptSearch(ABC):
         observed = self._observed(state).with_batch(
             candidates.prompts, observed_losses, candidates.holder
         )
-        evaluator, variances = updated(observed, self._features, self._values(state))
-        known = Known(evaluator, evaluator.estimates())
-        incumbent = self._incumbent(known)
+        known, variances = updated(observed, self._features, self._values(state))
         progress = self._further(state)
-        kept = self._kept(known, incumbent)
+        kept = self._kept(known, self._incumbent(known))
         memory = {
-            **evaluator.observed.remembering(kept, EVALUATIONS_PER_PROMPT * POOL_SIZE).memory(),
+            **known.observed.remembering(kept, EVALUATIONS_PER_PROMPT * POOL_SIZE).memory(),
             "hyperparameters": np.array(variances),
             "progress": progress,
         }
-        alpha = self._alpha(known, int(progress[_ASKS]))
+        alpha = self._alpha(known, int(progress[0]))
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest probabilities; the floor is the least value that `_alpha` can have."""
-        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        checked = _checks.array("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
 
@@ -219,10 +202,10 @@ class PromptSearch(ABC):
         if not len(observed.prompts):
             return self.prompt(state), None
         known = self._known(state)
-        estimates, lengths = known.evaluator.estimates(0), np.array([*map(length, known.prompts)])
+        estimates, lengths = known.compared(0), np.array([*map(length, known.prompts)])
         value = estimates.value
         near = value - value[0] <= _WITHIN * estimates.spread
-        near &= known.evaluator.confirmed & (lengths > 0)
+        near &= known.confirmed & (lengths > 0)
         near[0] = True
         row = min(np.flatnonzero(near), key=lambda row: (lengths[row], value[row]))
         return known.prompts[row].copy(), observed.biases[row].copy() if self._calibrates else None
@@ -236,23 +219,23 @@ class PromptSearch(ABC):
         """Return the state with the halving cancelled, so that new prompts are made again."""
         if not self._is_halving(state):
             return state
-        asks = self._progress(state)[_ASKS]
+        asks = self._progress(state)[0]
         return state.evolve(memory={**state.memory, "progress": np.array([asks, -1.0])})
 
     # Hooks that subclasses override
 
     @abstractmethod
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _new(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         """Return new prompts, shape (count, n)."""
 
-    def _next(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _next(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         """Return known prompts to re-evaluate and new ones, shape (count, n)."""
         again = known.prompts[self._revisited(known, count)]
         return np.concatenate([again, self._new(known, count - len(again), rng)])
 
-    def _incumbent(self, known: Known) -> int:
+    def _incumbent(self, known: Evaluator) -> int:
         """Return the row of the prompt to deploy."""
-        return known.evaluator.incumbent(known.estimates)
+        return known.incumbent(known.estimates)
 
     @property
     def _calibrates(self) -> bool:
@@ -295,18 +278,19 @@ class PromptSearch(ABC):
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
-            single = [group[0] for group in self.space.groups() if len(group) == 1]
+            groups = [*self.space.groups()]
+            single = [positions[0] for positions, _, _ in groups if len(positions) == 1]
             order[:, single] = rng.random((count, len(single))).argsort(axis=1)
-            for group in self.space.groups():
-                if len(group) > 1 and self.space.blanks[group[0]] is not None:
-                    order[:, group] = np.arange(len(group))
+            for positions, _, blank in groups:
+                if len(positions) > 1 and blank is not None:
+                    order[:, positions] = np.arange(len(positions))
         return order < rng.geometric(1.0 / CHANGES, size=(count, 1))
 
-    def _revisited(self, known: Known, count: int) -> Ints:
+    def _revisited(self, known: Evaluator, count: int) -> Ints:
         """Return the rows of known prompts that an ask scores again (see the class)."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
-        reference = known.evaluator.reference
+        reference = known.reference
         first = [] if reference is None else [reference]
         others = [row for row in range(len(known.prompts)) if row not in first]
         best = others[: (number - len(first) + 1) // 2]
@@ -315,11 +299,11 @@ class PromptSearch(ABC):
         rows = [*first, *best, *challengers.tolist()]
         return np.array(rows[:number], dtype=np.int64)
 
-    def _known(self, state: State) -> Known:
-        evaluator = Evaluator.of(self._observed(state), self._features, self._values(state))
-        return Known(evaluator, evaluator.estimates())
+    def _known(self, state: State) -> Evaluator:
+        """Return the posterior; its prompts are the incumbent, then others by pessimistic value."""
+        return Evaluator.of(self._observed(state), self._features, self._values(state))
 
-    def _kept(self, known: Known, incumbent: int) -> Ints:
+    def _kept(self, known: Evaluator, incumbent: int) -> Ints:
         """Return rows to remember: the incumbent, then the others by pessimistic value."""
         order = np.argsort(known.estimates.pessimistic, kind="stable")
         first = np.array([incumbent], dtype=np.int64)
@@ -328,23 +312,23 @@ class PromptSearch(ABC):
             return ranked
         # Keep the best few, the reference, and the prompts that were scored last.
         # Ranking all prompts by loss would keep poor prompts with lucky losses.
-        reference = known.evaluator.reference
+        reference = known.reference
         is_kept = np.zeros(len(ranked), dtype=bool)
         is_kept[ranked[:ELITE]] = True
         if reference is not None:
             is_kept[reference] = True
-        last = np.where(is_kept, np.iinfo(np.int64).max, known.evaluator.observed.last_batches())
+        last = np.where(is_kept, np.iinfo(np.int64).max, known.observed.last_batches())
         kept = np.argsort(-last, kind="stable")[:POOL_SIZE]
         return ranked[np.isin(ranked, kept)]
 
-    def _alpha(self, known: Known, asks: int) -> Floats:
+    def _alpha(self, known: Evaluator, asks: int) -> Floats:
         """Return alpha: how often the best prompts of draws have each candidate, shape (n, N)."""
         rng = stream(stream_seed(self.seed, "alpha", asks))
         best = self._lowest(known, DRAWS, rng)
         frequency = (best[:, :, None] == np.arange(self.space.vocab_size)).sum(axis=0)
         return (frequency + self.space.uniform) / (DRAWS + 1)
 
-    def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _lowest(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         """Return the prompts with the lowest values in posterior draws, shape (count, n).
 
         The prompts are the observed ones, and new ones near the reference or near the best prompts.
@@ -356,7 +340,7 @@ class PromptSearch(ABC):
         near_best = self.space.compact(np.where(moved, self.space.random(NEAR, rng), best))
         new = np.unique(np.concatenate([self._near(NEAR, rng), near_best]), axis=0)
         new = new[~(new[:, None] == known.prompts).all(axis=2).any(axis=1)]
-        values = known.evaluator.draws(new, count, rng)
+        values = known.draws(new, count, rng)
         if self.space.reference is not None:
             differs = new != self.space.reference
             beyond = (differs & ~self._changed(count, rng)[:, None]).any(axis=2)
@@ -396,21 +380,20 @@ class PromptSearch(ABC):
         progress: Any = state.memory.get("progress")
         if progress is None:
             return np.array([0.0, -1.0])
-        if progress.shape != (2,) or np.isnan(progress).any() or progress[_ASKS] < 0:
+        if progress.shape != (2,) or np.isnan(progress).any() or progress[0] < 0:
             raise ValueError("progress must be two numbers")
         return np.array(progress, dtype=np.float64)
 
     def _further(self, state: State) -> Floats:
         """Return the progress after one more ask."""
-        progress = self._progress(state)
-        progress[_ASKS] += 1
-        exhausted = self.search is not None and progress[_ASKS] >= self.search
-        if progress[_HALVING_START] < 0 and exhausted:
-            progress[_HALVING_START] = progress[_ASKS]
-        return progress
+        asks, halving_start = self._progress(state)
+        asks += 1.0
+        if halving_start < 0 and self.search is not None and asks >= self.search:
+            halving_start = asks
+        return np.array([asks, halving_start])
 
     def _is_halving(self, state: State) -> bool:
-        return bool(self._progress(state)[_HALVING_START] >= 0)
+        return bool(self._progress(state)[1] >= 0)
 
     def _finalists(self, state: State, observed: Observations) -> Ints:
         """Return the prompts of the current stage, half as many as in the stage before."""

@@ -61,7 +61,9 @@ def make_method(
     Raises:
         ValueError: The name, an option or a value is invalid.
     """
-    _checks.known_options(f"method {name}", options, method_options(name))
+    allowed = method_options(name)
+    if unknown := sorted(options.keys() - {*allowed}):
+        raise ValueError(f"method {name} takes {', '.join(allowed)}, not {', '.join(unknown)}")
     method: Algorithm = _TYPES[name](
         space=space, num_samples=num_samples, seed=seed, **{**_defaults(name), **options}
     )
@@ -128,10 +130,7 @@ def _defaults(name: str) -> Mapping[str, Any]:
 
 _GROUP = "fedone.methods"
 _NEEDED = ("prompt_len", "vocab_size", "num_samples")
-_MEMBERS = (
-    *("ask", "bias", "check", "finished", "init", "num_samples", "plain_bias", "project"),
-    *("prompt", "search_on", "shape", "shares_memory", "tell", "wanted"),
-)
+_MEMBERS = sorted(name for name in vars(Algorithm) if not name.startswith("_"))
 
 _loaded: dict[str, Callable[..., Any]] = {}
 """Loaded objects by their name in RUN.yaml."""
@@ -179,7 +178,7 @@ def own_method(
         "vocab_size": space.vocab_size,
         "num_samples": spec.num_samples,
         "seed": seed,
-        "blank": space.blanks[0] if len({*space.slots}) == 1 else None,
+        "blank": space.blanks[0] if len(space.layout) == 1 else None,
         "space": space,
         "asks": asks,
         "start": start,
@@ -266,8 +265,7 @@ class OwnAlgorithm(PlainAlgorithm):
 
     def check(self, state: State) -> None:
         """Raise `ValueError` unless the method can continue from a state."""
-        if state.alpha.shape != self.shape:
-            raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
+        super().check(state)
         self._method.check(state)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:

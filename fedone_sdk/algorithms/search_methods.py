@@ -9,15 +9,16 @@ import numpy as np
 
 from fedone_sdk.errors import needs_extra
 
+from .evaluator import Evaluator
 from .method_state import Floats, Ints
-from .prompt_search import Known, PromptSearch
+from .prompt_search import PromptSearch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(PromptSearch):
     """Makes random prompts that differ from "no prompt" (the empty prompt) in few positions."""
 
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _new(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         return self._near(count, rng)
 
 
@@ -38,7 +39,7 @@ class ThompsonSampling(PromptSearch):
     search had reached 70 % of the possible improvement; without the incumbent, 60 %.
     """
 
-    def _next(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _next(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         drawn = self._new(known, count - 1 + _SPARE, rng)
         every = np.concatenate([known.prompts[:1], drawn])
         first = np.sort(np.unique(every, axis=0, return_index=True)[1])
@@ -47,7 +48,7 @@ class ThompsonSampling(PromptSearch):
         chosen = np.concatenate([every[first], self._near(missing, rng)])[:count]
         return np.asarray(chosen, dtype=np.int64)
 
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _new(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         return self._lowest(known, count, rng)
 
 
@@ -68,16 +69,16 @@ class TPE(PromptSearch):
         super(TPE, self).__post_init__()
         _optuna()
 
-    def _next(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _next(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         return self._new(known, count, rng)
 
-    def _new(self, known: Known, count: int, rng: np.random.Generator) -> Ints:
+    def _new(self, known: Evaluator, count: int, rng: np.random.Generator) -> Ints:
         optuna = _optuna()
         distributions = {
             f"{position:04d}": optuna.distributions.CategoricalDistribution(range(size))
             for position, size in enumerate(self.space.sizes)
         }
-        observed = known.evaluator.observed
+        observed = known.observed
         trials = [
             optuna.trial.create_trial(
                 params=dict(zip(distributions, prompt, strict=True)),
@@ -97,16 +98,16 @@ class TPE(PromptSearch):
         prompts = np.array([list(params.values()) for params in asked], dtype=np.int64)
         return self.space.compact(prompts)
 
-    def _incumbent(self, known: Known) -> int:
+    def _incumbent(self, known: Evaluator) -> int:
         if self.halving:
             return super(TPE, self)._incumbent(known)
-        rows = known.evaluator.observed.rows
+        rows = known.observed.rows
         means = np.bincount(rows, self._losses(known)) / np.bincount(rows)
         return int(means.argmin())
 
-    def _losses(self, known: Known) -> Floats:
+    def _losses(self, known: Evaluator) -> Floats:
         """Return the losses as means over classes, weighted by `class_share`, shape (E,)."""
-        observed = known.evaluator.observed
+        observed = known.observed
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
         return (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .method_state import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedone_sdk.vocabulary import Layout
 
 # Largest accepted difference of a sum from 1; rounding to float32 causes at most 6e-8.
 _ROUNDING = 1e-6
@@ -104,7 +108,7 @@ def is_warm_started(alpha: NDArray[np.float32]) -> bool:
 
 
 # Without `slots=True`, because cached_property needs a __dict__.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Space:
     """The prompts of a search: one candidate at each of n positions.
 
@@ -114,33 +118,24 @@ class Space:
     shape (n, N) are 0 for candidates that a position does not have (`mask`).
 
     Attributes:
-        sizes: The number of candidates of each position.
-        blanks: For each position the index of its blank candidate (no text), or None.
-        slots: For each position the number of its slot; slots are numbered from 0, in order.
+        layout: For each slot, its number of positions, its number of candidates, and the index of
+            its blank candidate (no text), or None.
         width: N; None means the size of the largest slot. A larger N has room for new candidates.
     """
 
-    sizes: tuple[int, ...]
-    blanks: tuple[int | None, ...]
-    slots: tuple[int, ...]
+    layout: Layout
     width: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.sizes or not len(self.sizes) == len(self.blanks) == len(self.slots):
-            raise ValueError("a space needs a size, a blank and a slot for each position")
+        if min((repeat for repeat, _, _ in self.layout), default=0) < 1:
+            raise ValueError("a space needs slots, and each slot needs a position")
         if min(self.sizes) < 1 or max(self.sizes) < 2:
             raise ValueError("each position needs a candidate, and at least one position needs two")
         if self.width is not None and self.width < max(self.sizes):
             raise ValueError(f"width must be at least {max(self.sizes)}, not {self.width}")
-        for size, blank in zip(self.sizes, self.blanks, strict=True):
+        for _, size, blank in self.layout:
             if blank is not None and not 0 <= blank < size:
                 raise ValueError(f"blank must lie in [0, {size}), not {blank}")
-        steps = np.diff(np.array(self.slots))
-        if self.slots[0] != 0 or not np.isin(steps, (0, 1)).all():
-            raise ValueError("slots must be numbered from 0, in the order of the positions")
-        for positions in self.groups():
-            if len({(self.sizes[at], self.blanks[at]) for at in positions}) > 1:
-                raise ValueError("the positions of a slot must have the same candidates")
 
     @classmethod
     def repeated(cls, prompt_len: int, vocab_size: int, blank: int | None = None) -> Space:
@@ -148,23 +143,19 @@ class Space:
         return cls.of([(prompt_len, vocab_size, blank)])
 
     @classmethod
-    def of(cls, slots: Sequence[tuple[int, int, int | None]], width: int | None = None) -> Space:
-        """Return the space of several slots.
+    def of(cls, slots: Iterable[tuple[int, int, int | None]], width: int | None = None) -> Space:
+        """Return the space of several slots (`layout`)."""
+        return cls(tuple(slots), width)
 
-        Args:
-            slots: For each slot, its number of positions, its number of candidates, and the index
-                of its blank candidate.
-            width: N; None means the number of candidates of the largest slot.
-        """
-        rows = [
-            (size, blank, number)
-            for number, (repeat, size, blank) in enumerate(slots)
-            for _ in range(repeat)
-        ]
-        if not rows:
-            raise ValueError("a space needs at least one position")
-        sizes, blanks, numbers = zip(*rows, strict=True)
-        return cls(sizes=sizes, blanks=blanks, slots=numbers, width=width)
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of candidates of each position."""
+        return tuple(size for repeat, size, _ in self.layout for _ in range(repeat))
+
+    @property
+    def blanks(self) -> tuple[int | None, ...]:
+        """For each position, the index of its blank candidate, or None."""
+        return tuple(blank for repeat, _, blank in self.layout for _ in range(repeat))
 
     @property
     def prompt_len(self) -> int:
@@ -208,14 +199,16 @@ class Space:
 
         It is None if no position has a blank.
         """
-        if all(blank is None for blank in self.blanks):
+        if {*self.blanks} == {None}:
             return None
-        return np.array([0 if blank is None else blank for blank in self.blanks], dtype=np.int64)
+        return np.array([blank or 0 for blank in self.blanks], dtype=np.int64)
 
-    def groups(self) -> Iterator[tuple[int, ...]]:
-        """Yield the positions of each slot."""
-        for number in range(self.slots[-1] + 1):
-            yield tuple(at for at, slot in enumerate(self.slots) if slot == number)
+    def groups(self) -> Iterator[tuple[list[int], int, int | None]]:
+        """Yield the positions of each slot, its number of candidates, and its blank candidate."""
+        first = 0
+        for repeat, size, blank in self.layout:
+            yield [*range(first, first + repeat)], size, blank
+            first += repeat
 
     def holds(self, prompts: Ints) -> bool:
         """Return whether all `prompts`, shape (P, n), are prompts of the space."""
@@ -231,8 +224,7 @@ class Space:
         Prompts with the same text become equal.
         """
         result = prompts.copy()
-        for positions in self.groups():
-            blank = self.blanks[positions[0]]
+        for positions, _, blank in self.groups():
             if blank is None or len(positions) == 1:
                 continue
             part = result[:, positions]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 import time
 from collections import OrderedDict
@@ -17,10 +16,10 @@ from threading import Lock
 from typing import TypeVar
 
 from fedone_sdk.backends.base import Answer, Query
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING
 from fedone_sdk.budget.guard import PATIENCE_S
-from fedone_sdk.errors import BackendBlocked, BudgetExhausted, SpecError
-from fedone_sdk.files import transaction, use_wal
+from fedone_sdk.errors import BackendBlocked, BudgetExhausted, SpecError, one_line
+from fedone_sdk.files import open_database, transaction, use_wal
 
 T = TypeVar("T")
 
@@ -29,8 +28,8 @@ _APPLICATION_ID = 0x46454441  # "FEDA", to distinguish this file from other SQLi
 MAX_ENTRIES = 400_000
 """Maximum number of answers in memory; the least recently used ones are dropped."""
 
-Keep = Callable[[Mapping[bytes, Answer], Usage], Awaitable[None]]
-"""Stores the answers of one request by their keys; the second argument is the request's cost."""
+Keep = Callable[[Mapping[bytes, Answer]], Awaitable[None]]
+"""Stores the answers of one request by their keys."""
 
 Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
 """Sends the inputs with these keys to the model, and calls `Keep` after each request."""
@@ -113,10 +112,10 @@ class AnswerCache:
             for key, row in rows.items():
                 calls[key].set_result(row)
 
-        async def keep(rows: Mapping[bytes, Answer], usage: Usage) -> None:
+        async def keep(rows: Mapping[bytes, Answer]) -> None:
             good = {key: row for key, row in rows.items() if None not in row.log_probs + row.texts}
             if self._file is not None:
-                await self._file.put(good, fingerprint, usage)
+                await self._file.put(good, fingerprint)
             for key, row in good.items():
                 self._remember(key, _as_known(row))
             answered(rows)
@@ -195,13 +194,13 @@ class _AnswerFile:
     async def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         return await self._in_worker(lambda: self._get(keys))
 
-    async def put(self, rows: Mapping[bytes, Answer], fingerprint: str, usage: Usage) -> None:
+    async def put(self, rows: Mapping[bytes, Answer], fingerprint: str) -> None:
         """Store new answers durably, even if the caller is cancelled; old answers are kept."""
         now = time.time()
         with self._lock:
             for key, answer in rows.items():
                 self._unwritten[key] = (dump_answer(answer), fingerprint, now)
-        await asyncio.shield(self._in_worker(self._flush, usage=usage))
+        await asyncio.shield(self._in_worker(self._flush))
 
     async def aclose(self) -> None:
         try:
@@ -210,14 +209,14 @@ class _AnswerFile:
             await self._in_worker(self._db.close)
             self._executor.shutdown(wait=False)
 
-    async def _in_worker(self, call: Callable[[], T], usage: Usage = NOTHING) -> T:
+    async def _in_worker(self, call: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, call)
         except sqlite3.Error as exc:
             raise BackendBlocked(
                 f"{self._path}: the cache of answers cannot be used: {exc}; "
                 "free disk space, or move the file away",
-                usage=usage,
+                usage=NOTHING,
             ) from exc
 
     def _get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
@@ -245,36 +244,25 @@ class _AnswerFile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # SQLite would create a file that all users can read, and answers may contain private text.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    # From here on, only the worker thread uses the connection.
-    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
-    try:
-        _prepare(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute("BEGIN IMMEDIATE")  # Other processes may create the same file.
-    (application,) = db.execute("PRAGMA application_id").fetchone()
-    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if (application, tables) == (0, 0):
-        db.execute(
-            "CREATE TABLE answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL, "
-            "model TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID"
-        )
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    elif application != _APPLICATION_ID:
-        raise SpecError("is a SQLite file of another program", source=str(path))
-    db.execute("COMMIT")
-    use_wal(db, PATIENCE_S)
-    (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if state != "ok":
-        raise sqlite3.DatabaseError(f"it is damaged ({' '.join(state.split())})")
+    # After this function, only the worker thread uses the connection.
+    with open_database(path, PATIENCE_S) as db:
+        db.execute("PRAGMA synchronous=FULL")
+        with transaction(db):  # Other processes may create the same file.
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if (application, tables) == (0, 0):
+                db.execute(
+                    "CREATE TABLE answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL, "
+                    "model TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID"
+                )
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            elif application != _APPLICATION_ID:
+                raise SpecError("is a SQLite file of another program", source=str(path))
+        use_wal(db, PATIENCE_S)
+        (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged ({one_line(state)})")
+        return db
 
 
 def _dump(value: object) -> bytes:

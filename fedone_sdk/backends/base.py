@@ -28,8 +28,8 @@ EVERY_UNIT = frozenset(
 )
 """All units that a budget can cap."""
 
-_MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory."""
+_MAX_PREPARED = 2**21
+"""Maximum number of tokens of the tokenised queries in memory; each takes about 50 bytes."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -342,6 +342,7 @@ class PreparingBackend(LLMBackend, Generic[P]):
     def __init__(self) -> None:
         self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="fedone-tokens")
         self._recent: OrderedDict[Query, P] = OrderedDict()
+        self._num_tokens = 0
 
     @abstractmethod
     async def _prepare(self, query: Query) -> P:
@@ -349,9 +350,12 @@ class PreparingBackend(LLMBackend, Generic[P]):
 
     async def _prepared(self, query: Query) -> P:
         if (prepared := self._recent.get(query)) is None:
-            prepared = self._recent[query] = await self._prepare(query)
-            if len(self._recent) > _MAX_PREPARED:
-                self._recent.popitem(last=False)
+            prepared = await self._prepare(query)
+            if query not in self._recent:  # A concurrent call may have prepared it.
+                self._recent[query] = prepared
+                self._num_tokens += prepared.worst.prompt_tokens
+            while self._num_tokens > _MAX_PREPARED:
+                self._num_tokens -= self._recent.popitem(last=False)[1].worst.prompt_tokens
         return prepared
 
     async def quote(self, query: Query) -> Usage:

@@ -27,6 +27,8 @@ _ROUNDING = 1e-6
 _MAX_EXCESS = 0.02
 # A server may list a token twice, with log-probabilities that differ by less than this, nats.
 _SAME = 0.01
+# The finish reasons of filtered answers: OpenAI's, and those that Gemini and others pass on.
+_FILTERED = re.compile("(?i)filter|safety|prohibited|recitation|blocklist|spii|sensitive|refus")
 
 FIRST = 3
 """Number of answers sampled first; more follow if these differ (docs/benchmarks/sampled.md)."""
@@ -52,7 +54,7 @@ def _joined(content: Any) -> Any:
 
 class _Shown(BaseModel):
     token: str | None = None
-    logprob: float | None = None
+    logprob: Annotated[float, BeforeValidator(lambda x: math.nan if x is None else x)] = math.nan
     bytes: Any = None
 
 
@@ -69,7 +71,7 @@ class _Shows(BaseModel):
 
 class _Message(BaseModel):
     content: Annotated[str | None, BeforeValidator(_joined)] = None
-    refusal: str | None = None
+    refusal: Any = None
 
 
 class Token(NamedTuple):
@@ -91,7 +93,7 @@ class Choice(BaseModel):
     def withheld(self) -> bool:
         """Whether the answer was filtered or refused."""
         refused = self.message is not None and bool(self.message.refusal)
-        return refused or self.finish_reason == "content_filter"
+        return refused or bool(_FILTERED.search(self.finish_reason or ""))
 
     @property
     def written(self) -> str | None:
@@ -116,9 +118,9 @@ class Choice(BaseModel):
             shown = shows.content[0].top_logprobs or []
         elif shows.top_logprobs:
             row = (shows.top_logprobs[0] or {}).items()
-            shown = [_Shown(token=token, logprob=value) for token, value in row]
-        wrote_nothing = self.finish_reason == "stop" and not self.written
-        return _distinct(shown) or ([] if wrote_nothing and self.logprobs else None)
+            shown = [_Shown.model_validate({"token": one, "logprob": value}) for one, value in row]
+        wrote_nothing = self.finish_reason not in (None, "length") and not self.written
+        return _distinct(shown) or ([] if wrote_nothing else None)
 
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
@@ -128,9 +130,8 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
     last: dict[str, float] = {}
     tokens = []
     rows = [row for row in shown if row is not None and row.token is not None]
-    for row in sorted(rows, key=lambda row: -(row.logprob or 0.0)):
-        if row.logprob is None or not _NOT_SHOWN < row.logprob < math.inf:
-            continue
+    likely = [row for row in rows if _NOT_SHOWN < row.logprob < math.inf]  # Also drops NaN.
+    for row in sorted(likely, key=lambda row: -row.logprob):
         identity = str(row.bytes or row.token)
         if identity in last and (row.bytes or last[identity] - row.logprob < _SAME):
             continue
@@ -141,7 +142,7 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
 
 def version_of(model: str | None, fingerprint: str | None) -> str | None:
     """Return the reported model, followed by the ``system_fingerprint`` if there is one."""
-    return f"{model or ''}{SERVED_BY}{fingerprint})" if fingerprint else model
+    return f"{model}{SERVED_BY}{fingerprint})" if model and fingerprint else model or None
 
 
 class Completion(BaseModel):
@@ -157,12 +158,6 @@ class Completion(BaseModel):
     def version(self) -> str | None:
         """The reported model and system fingerprint."""
         return version_of(self.model, self.system_fingerprint)
-
-    @property
-    def reasoning_tokens(self) -> object:
-        """The reported number of reasoning tokens, which are not shown."""
-        details = isinstance(self.usage, dict) and self.usage.get("completion_tokens_details")
-        return details.get("reasoning_tokens") if isinstance(details, dict) else None
 
 
 def spelling(text: str) -> str:

@@ -77,7 +77,7 @@ class Judge:
 
     async def __call__(self, generated: str, example: Example) -> Score:
         """Return the model's grade, from 0 to 1, and its reason, or raise `ValueError`."""
-        (answer,) = await self._answers(self.query(generated, example))
+        (answer,) = await self._answers("score", self.query(generated, example))
         try:
             points = float(str(answer.get("score")))  # Some models write the number as a text.
         except ValueError:
@@ -105,7 +105,7 @@ class Judge:
             self._query(example, {"answer_a": a, "answer_b": b}, form, better=better)
             for a, b in ((text, other), (other, text))
         )
-        answers = await self._answers(*queries)
+        answers = await self._answers("better", *queries)
         first, second = (
             _PREFERRED.get(str(answer.get("better")).strip().lower()) for answer in answers
         )
@@ -133,10 +133,10 @@ class Judge:
             raise failures[0]
         return [pairs[row] for row in range(len(pairs))]
 
-    async def _answers(self, *queries: Query) -> list[Mapping[str, Any]]:
+    async def _answers(self, name: str, *queries: Query) -> list[Mapping[str, Any]]:
         ask = self.ask
         answers = await (score_all(self.backend, queries) if ask is None else ask(queries))
-        return [object_in(answer.text) or {} for answer in answers]
+        return [object_in(answer.text, name) or {} for answer in answers]
 
     def _query(
         self, example: Example, answers: Mapping[str, str], form: str, **result: Mapping[str, Any]

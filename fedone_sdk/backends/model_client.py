@@ -133,15 +133,12 @@ class ModelClient(Wrapper):
                 )
             if keep is not None:
                 rows = dict(zip((keys[place] for place in part), _rows(answer), strict=True))
-                await keep(rows, answer.usage)
+                await keep(rows)
             return [answer]
 
         async def send_all(places: Sequence[int], keep: Keep | None = None) -> list[Answer]:
-            requests = self._parts(places)
-            if len(requests) == 1:
-                return await send(requests[0], keep)
             answers, errors = await run_each(
-                lambda part: send(part, keep), requests, concurrency=self._concurrency
+                lambda part: send(part, keep), self._parts(places), concurrency=self._concurrency
             )
             if errors:
                 raise _with_usage(errors[0], _total(sent, errors))
@@ -165,7 +162,7 @@ class ModelClient(Wrapper):
         for size, times in ((max_inputs, num_full), (remainder, min(remainder, 1))):
             if times:
                 usage += self._billing.bound(self.inner.worst_case(size, max_tokens), size) * times
-        return _as_one_query(usage)
+        return usage.model_copy(update={"queries": 1})
 
     async def quote(self, query: Query) -> Usage:
         """Return the bound on the cost of all requests of a query, money included.
@@ -178,7 +175,7 @@ class ModelClient(Wrapper):
         usage = NOTHING
         for part in self._parts(new):
             usage += self._billing.bound(await self.inner.quote(query.part(part)), len(part))
-        return _as_one_query(usage)
+        return usage.model_copy(update={"queries": 1})
 
     @property
     def trouble(self) -> str | None:
@@ -247,12 +244,15 @@ class ModelClient(Wrapper):
 
 
 def metered(backend: LLMBackend) -> LLMBackend:
-    """Return a backend that charges the payer of a query, failed attempts included."""
-    return backend if backend.metered else ModelClient(backend)
+    """Return a backend that charges the payer of a query, failed attempts included.
 
-
-def _as_one_query(usage: Usage) -> Usage:
-    return usage.model_copy(update={"queries": 1})
+    The result is the same object for each call, because it learns from the provider's bills.
+    """
+    if backend.metered:
+        return backend
+    client: ModelClient = vars(backend).setdefault("_metered_client", ModelClient(backend))
+    client._copy_attributes()
+    return client
 
 
 def _rows(answer: Answer) -> list[Answer]:

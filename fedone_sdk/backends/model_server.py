@@ -32,7 +32,8 @@ _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_h
 # Error codes when the service tier `flex` has no capacity; the refused requests are not billed.
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
 _CAPACITY_WAIT_S = 30.0
-_RETRYABLE = frozenset({408, 409, 425, 429})
+# 498: Groq has no capacity in the tier flex. 499: Gemini has cancelled the request.
+_RETRYABLE = frozenset({408, 409, 425, 429, 498, 499})
 # Sent by proxies; the server behind the proxy may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
 _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError
@@ -57,12 +58,10 @@ _MAX_TOKENS = 2**32
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
-    *("raw", "reason", "error_msg", "error_message"),
+    *("raw", "reason", "error_msg", "error_message", "base_resp", "status_msg"),
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_STATED_WAIT = re.compile(
-    r"(?i)(?:retryDelay\W+|try again in |retry after )((?:[\d.]+(?:ms|[smh])?)+)"
-)
+_STATED_WAIT = re.compile(r"(?i)(?:retryDelay\W+|(?:again|retry) (?:in|after) )([\d.hms]+)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -186,18 +185,22 @@ class ModelServer:
         if reply.is_error:
             raise self.error_of(reply)
         if not isinstance(reply.body, dict):
-            raise self.unreadable()
+            raise self.unreadable(reply)
         return reply.body
 
     def blocked(self, problem: str) -> BackendBlocked:
         """Return an error that remains until a setting is changed."""
         return BackendBlocked(problem, url=self.url)
 
-    def unreadable(self) -> BackendUnavailable:
+    def unreadable(self, reply: Reply, wrong: str = "") -> BackendUnavailable:
         """Return the error for an answer that cannot be parsed; its cost is unknown."""
+        said, body = "", reply.body if isinstance(reply.body, dict) else None
+        if body is not None:  # Without choices, it may be a message of the provider.
+            said = ("" if body.get("choices") else self.message_of(reply)) or wrong
         return BackendUnavailable(
             "the answer is cut off or not a completion (if this repeats, check base_url and api)",
             url=self.url,
+            said=_short(said, self._key_env),
         )
 
     def message_of(self, reply: Reply) -> str:
@@ -208,8 +211,8 @@ class ModelServer:
         """Map an error of the server to the SDK's errors.
 
         Returns:
-            `BackendUnavailable` for 408, 409, 425, 429 and 5xx; `BackendBlocked` for 401, 402, 404,
-            405, a redirect, and an exhausted quota; `BackendRefused` for all others.
+            `BackendUnavailable` for 408, 409, 425, 429, 498, 499 and 5xx; `BackendBlocked` for 401,
+            402, 404, 405, a redirect, and an exhausted quota; `BackendRefused` for all others.
         """
         status, message = reply.status, self.message_of(reply)
         facts: dict[str, Any] = {"url": self.url, "said": message, "usage": ONE_REQUEST}
@@ -303,9 +306,7 @@ def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
         stated = _STATED_WAIT.search(said)
         return None if stated is None else _duration(stated[1].rstrip("."))
     seconds = _number(value)
-    if seconds is not None:
-        return seconds
-    return wait_until_s(value, headers.get("date"))
+    return wait_until_s(value, headers.get("date")) if seconds is None else seconds
 
 
 def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
@@ -318,16 +319,15 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
     """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
-    total = _tokens(usage, "total_tokens")
-    if completion is None:
-        completion = quoted.completion_tokens
-    if total is not None:
-        # Some providers count reasoning tokens only in the total, and charge for them.
-        completion = max(completion, total - (quoted.prompt_tokens if prompt is None else prompt))
-    if completion < minimum.completion_tokens:
-        completion = max(quoted.completion_tokens, minimum.completion_tokens)
+    total = _tokens(usage, "total_tokens") or 0
     if prompt is None or prompt < minimum.prompt_tokens:
         prompt = quoted.prompt_tokens
+    if completion is None:
+        completion = quoted.completion_tokens
+    # Some providers count reasoning tokens only in the total, and charge for them.
+    completion = max(completion, total - prompt)
+    if completion < minimum.completion_tokens:
+        completion = max(quoted.completion_tokens, minimum.completion_tokens)
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
 
@@ -379,10 +379,10 @@ def _is_http(url: str) -> bool:
 
 def _address(base_url: str) -> tuple[str, dict[str, str]]:
     """Split a URL into its base, without an endpoint such as /chat/completions, and its query."""
-    if not _is_http(base_url) or any(map(str.isspace, base_url)):
+    if not _is_http(base_url) or "@" in base_url or any(map(str.isspace, base_url)):
         raise setting_error(
             f"base_url: {without_secrets(base_url)!r} is not a URL; write http(s)://host:port/v1 "
-            "(a port is 1 to 65535)"
+            "(a port is 1 to 65535) without a password"
         )
     parts = urlsplit(base_url)
     path = re.sub(r"/(chat/)?completions/*$", "", parts.path)
@@ -404,7 +404,7 @@ def _proxy_for(url: str) -> str | None:
 
 
 def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
-    text = content.decode(errors="replace")
+    text = content.decode("utf-8-sig", errors="replace")
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -418,7 +418,7 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     error = body if body.get("object") == "error" else body.get("error") or first.get("error")
     # If a provider breaks off, OpenRouter shows the error only in `native_finish_reason`.
     reasons = str(first.get("finish_reason")), str(first.get("native_finish_reason"))
-    failures = [reason for reason in reasons if "error" in reason]
+    failures = [one for one in reasons if re.search("(?i)error|abort|cancel|insufficient", one)]
     if not error and not failures:
         return Reply(status, body, headers)
     if not isinstance(error, dict):
@@ -469,6 +469,6 @@ def _duration(value: str | None) -> float | None:
 
 def _tokens(usage: object, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return min(value, _MAX_TOKENS)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return math.ceil(min(value, _MAX_TOKENS))
     return None

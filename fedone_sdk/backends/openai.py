@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from fnmatch import fnmatchcase as fnmatch
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -20,7 +21,7 @@ from fedone_sdk.backends.model_server import ModelServer, ServerBackend
 from fedone_sdk.backends.request_form import CONTINUING, SAMPLES_ADVICE, Contents, RequestForm
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, LabelWordError
-from fedone_sdk.messages.base import SERVED_BY
+from fedone_sdk.messages.base import SERVED_BY, first_error
 from fedone_sdk.task import Rendered
 
 MAX_INPUT_TOKENS = 1024
@@ -90,16 +91,18 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._api = api
         self._log_probs = log_probs is True
         self.samples = 0 if isinstance(log_probs, bool) else log_probs["samples"]
-        self._service_tier, self._reasoning_effort = service_tier, reasoning_effort
+        self._reasoning_effort = reasoning_effort
         self._max_input_tokens = max_input_tokens
         self._host = urlsplit(server.url).netloc
         is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
+        # Without a tier, OpenAI takes the project's, which may cost more than the price table.
+        self._service_tier = service_tier or ("default" if is_openai and api == "chat" else None)
         self._form = RequestForm(
             server,
             api=api,
             max_tokens_name="max_completion_tokens" if is_openai else "max_tokens",
             reasoning_effort=reasoning_effort,
-            service_tier=service_tier,
+            service_tier=self._service_tier,
             samples=self.samples,
         )
         frame = tokens.OPENAI_CHAT_OVERHEAD if is_openai else tokens.CHAT_OVERHEAD
@@ -166,8 +169,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             usage = await self._usage(query, prepared, completion)
             self._check_served(completion)
             answer = self._read(query, completion, words)
-        except ValidationError:  # Its message quotes the answer.
-            raise self._server.unreadable() from None
+        except ValidationError as exc:  # Its message quotes the answer.
+            raise self._server.unreadable(reply, first_error(exc)) from None
         except BackendError as exc:
             exc.url, exc.usage = self._server.url, usage or exc.usage
             raise
@@ -186,7 +189,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             for label_word, word in zip(label_words, words, strict=True):
                 texts = {word, word.capitalize(), word.upper(), label_word.strip()}
                 if all(counter.count(space + text) != 1 for text in texts for space in ("", " ")):
-                    raise LabelWordError(label_word, counter.token_texts(label_word), _ADVICE)
+                    parts = [label_word[begin:end] for begin, end in counter.spans(label_word)]
+                    raise LabelWordError(label_word, parts, _ADVICE)
         entry = await self._fetch_model_entry()
         if entry is not None:
             self._form.continuing = CONTINUING.get(str(entry.get("owned_by")))
@@ -286,9 +290,11 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if len(choices) < min(query.samples, self.at_once):
             self._form.limit_answers(len(choices))
         num_written = sum(bool(choice.written) for choice in choices)
-        if query.want == "text":
+        if query.want != "labels":
             counter = await self._in(self._token_thread, self._load_counter)
-            num_written = counter.min_tokens(counter.count(choices[0].written or ""))
+            # llama.cpp's server reports the tokens of one of several answers.
+            counts = [counter.count(choice.written or "") for choice in choices]
+            num_written = sum(map(counter.min_tokens, counts))
         minimum = Usage(prompt_tokens=prepared.min_tokens, completion_tokens=num_written)
         return model_server.usage_of(completion.usage, prepared.worst, minimum)
 
@@ -301,7 +307,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if completion.service_tier not in (None, self._service_tier or completion.service_tier):
             raise BackendBlocked(
                 f"the answer is of service_tier {completion.service_tier!r}, which costs more than "
-                f"{self._service_tier!r}: leave service_tier out"
+                f"{self._service_tier!r}: change service_tier, or the provider's settings"
             )
 
     def _read(self, query: Query, completion: Completion, words: Sequence[str]) -> Answer:
@@ -310,15 +316,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             row, censored = self._read_labels(query, choices[0], words)
             return Answer(log_probs=(row,), censored=censored, usage=NOTHING)
         answers = [choice for choice in choices if not choice.withheld]
-        cut_off = any(choice.finish_reason == "length" and not choice.written for choice in answers)
-        if cut_off and completion.reasoning_tokens:
+        if any(choice.finish_reason == "length" and not choice.written for choice in answers):
             raise self._form.only_reasons()
         if query.want == "text":
-            written = answers[0].written if answers and not cut_off else None
+            written = answers[0].written if answers else None
             return Answer(
                 log_probs=(None if written is None else (),), texts=(written,), usage=NOTHING
             )
-        rows = [row for choice in answers if (row := self._read_choice(query, choice, words))]
+        rows = [row for choice in choices if (row := self._read_choice(query, choice, words))]
         row = rows[0] if rows else None
         if rows and query.want == "counts":
             columns = zip(*rows, strict=True)
@@ -333,6 +338,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if top is None and not choice.withheld:
             # llama.cpp's server omits the tokens if the sampled token ends inside a character.
             raise self._form.no_log_probs(sometimes=(choice.written or "").endswith("\ufffd"))
+        shown = [token.text for token in top or ()]
+        self._watch.note(query.label_words, shown or ["(no text)"], device=query.device)
         if not top:
             return None, 0
         try:
@@ -341,18 +348,16 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendRefused(
                 f"{exc}, more than 1: {SAMPLES_ADVICE}, or use another server"
             ) from exc
-        shown = [token.text for token in top]
-        self._watch.note(query.label_words, shown, device=query.device)
         self._form.shows_labels = True
         return row, censored
 
     def _read_choice(
         self, query: Query, choice: Choice, words: Sequence[str]
     ) -> tuple[float, ...] | None:
-        row = None if choice.written is None else completions.chosen_label(choice.written, words)
-        if row is not None:
-            label = words[row.index(0.0)] if 0.0 in row else choice.written or ""
-            self._watch.note(query.label_words, [label], device=query.device)
+        written = "" if choice.withheld else choice.written or ""
+        row = completions.chosen_label(written, words)
+        label = words[row.index(0.0)] if row and 0.0 in row else written or "(no text)"
+        self._watch.note(query.label_words, [label], device=query.device)
         return row
 
     async def _fetch_model_entry(self) -> Mapping[str, Any] | None:
@@ -374,8 +379,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 aliases = entry.get("aliases")
                 names = [entry.get("id"), *(aliases if isinstance(aliases, list) else [])]
                 by_name |= dict.fromkeys(map(str, names), entry)
-        if self._model in by_name:
-            return by_name[self._model]
+        # Lists omit suffixes such as ":nitro", and may have patterns such as "openai/*".
+        for name, listed in by_name.items():
+            if name in (self._model, self._model.partition(":")[0]) or fnmatch(self._model, name):
+                return listed
+        if self._host.endswith(".azure.com"):  # Lists models, but requests name deployments.
+            return None
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]
         exist = f"; models that exist: {', '.join(near)}" if near else ""
         raise self._server.blocked(

@@ -29,7 +29,7 @@ _SYSTEM = (
 )
 _SCHEMA = (
     *("response_format", "response format", "json_schema", "json schema", "response_schema"),
-    "structured output",
+    *("structured output", "grammar"),
 )
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 CONTINUING: Mapping[str, Mapping[str, Any]] = {
@@ -158,7 +158,7 @@ class RequestForm:
         if names(self._max_tokens_name) and renamed and self._once("max_tokens"):
             self._max_tokens_name = other
             raise self._changed(f"{other} in place of {_OTHER_NAME[other]}")
-        if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
+        if self.at_once > 1 and (names("candidate") or re.search(r"\bn\b", text)):
             self.limit_answers(max(min(samples, self.at_once) // 2, 1))
             raise self._changed(f"at most {self.at_once} answers per request")
         if names("temperature") and self._once("temperature"):

@@ -67,13 +67,12 @@ class Retries:
             try:
                 answer = await self._attempt(want, ask)
                 return replace(answer, usage=answer.usage + spent)
-            except errors.FormChanged as exc:  # This loop is finite: no format is tried twice.
-                spent += exc.usage or NOTHING
-                continue
-            except BackendUnavailable as exc:
-                spent += exc.usage or NOTHING
+            except BackendError as exc:
+                exc.usage = spent = spent + (exc.usage or NOTHING)
+                if isinstance(exc, errors.FormChanged):
+                    continue  # This loop is finite: no format is tried twice.
                 failures += 1
-                if failures == self._spec.attempts:
+                if failures == self._spec.attempts or not isinstance(exc, BackendUnavailable):
                     raise
                 wait_s = self._wait_s(failures, exc)
                 _log.info("trying again", attempt=failures, wait_s=wait_s, reason=str(exc))

@@ -154,10 +154,6 @@ class TokenCounter(ABC):
         """Return a lower bound on the model's number of tokens, given this counter's `count`."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
-    def token_texts(self, text: str) -> list[str]:
-        """Return the text of each token."""
-        return [text[begin:end] for begin, end in self.spans(text)]
-
     def fit(self, texts: Sequence[Rendered], max_tokens: int) -> tuple[list[Rendered], int]:
         """Cut fields by `fit_fields`; return the texts and their number of tokens."""
 

@@ -122,12 +122,13 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: before + worst})
 
     def raise_lease(self, lease_id: str, used: Usage) -> Account:
-        """Raise an open lease to `used`, even if the account then exceeds a cap.
+        """Raise a lease to `used`, or open it, even if the account then exceeds a cap.
 
         A provider may charge more than the upper bound. The whole charge must then count against
         the cap, so that no later lease uses this amount.
         """
-        return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
+        lease = self.leases.get(lease_id, NOTHING).at_least(used)
+        return replace(self, leases={**self.leases, lease_id: lease})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
         """Close a lease, and count `used` as spent. Raises `UnknownLease` if it is not open."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedone_sdk.candidates.placeholders import label_placeholder
+from fedone_sdk.scores import answer_in
 from fedone_sdk.task import Description, Role, TaskSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, special_token
 
@@ -184,7 +185,7 @@ def _is_plain(text: str) -> bool:
 
 def texts_in(text: str) -> Sequence[str]:
     """Return all texts that a model's answer lists."""
-    text = text[:_MAX_ANSWER_CHARS]
+    text = answer_in(text)[:_MAX_ANSWER_CHARS]
     longest: Sequence[str] = []
     for strings in _arrays(text):
         if len(strings) >= len(longest):

@@ -54,9 +54,9 @@ def reflection_messages(
     """
     paragraphs = _task(task, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")
-    paragraphs += [
-        f"Example:\n{_fields(fields)}\nResult: {result[:_CASE_CHARS]}" for fields, result in cases
-    ]
+    for fields, result in cases:
+        lines = "\n".join(f"{name}: {text[:_CASE_CHARS]}" for name, text in fields.items())
+        paragraphs.append(f"Example:\n{lines}\nResult: {result[:_CASE_CHARS]}")
     paragraphs.append(
         f"Write one better text for {{{slot}}}. First find out why the wrong answers were wrong, "
         "then state the rule that would have prevented it, in general words. Copy no name, number, "
@@ -84,10 +84,6 @@ def merge_messages(task: TaskSpec, slot: str, texts: Sequence[str]) -> list[tupl
 def _task(task: TaskSpec, slot: str) -> list[str]:
     description = task.description or Description()
     return task_paragraphs(description, task.labels, task.messages, slot)
-
-
-def _fields(example: Mapping[str, str]) -> str:
-    return "\n".join(f"{name}: {text[:_CASE_CHARS]}" for name, text in example.items())
 
 
 def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str]) -> str | None:

@@ -19,12 +19,14 @@ from fedone_sdk.cli._output import note
 from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordError, SpecError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ONE_SIGNAL_S = 0.1
 
 
 @contextmanager
 def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterator[None]:
     """Call `stop` at the first SIGINT or SIGTERM; a second signal ends the process at once.
 
+    Signals within `_ONE_SIGNAL_S` count as one, because GNU's `timeout` sends each signal twice.
     With `then_cancel`, a second SIGINT only cancels the main task of `asyncio.run`.
     """
     loop = asyncio.get_running_loop()
@@ -36,7 +38,9 @@ def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterat
                 signal.signal(number, handler)
 
     def first() -> None:
-        restore()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, lambda: None)
+        loop.call_later(_ONE_SIGNAL_S, restore)
         stop()
 
     # Windows does not support these handlers; Ctrl-C then ends the command at once.

@@ -200,7 +200,8 @@ class Session:
             try:
                 return await self._once(call)
             except (ProblemError, TransportError) as exc:
-                if self._stop.is_set() or not _passes_soon(exc):
+                later = retry_after_s(exc) > MAX_CALL_WAIT_S
+                if self._stop.is_set() or later or not errors.is_retryable(exc):
                     raise
                 wait_s = waits.next_s(retry_after_s(exc))
             await self._stop.sleep(wait_s)
@@ -224,10 +225,6 @@ class Session:
 def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
     return getattr(failure, "retry_after_s", None) or 0.0
-
-
-def _passes_soon(failure: BaseException) -> bool:
-    return errors.is_retryable(failure) and retry_after_s(failure) <= MAX_CALL_WAIT_S
 
 
 def _hour(at: float) -> str:

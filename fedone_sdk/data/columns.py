@@ -165,7 +165,7 @@ class Splits(NamedTuple):
     public: list[dict[str, str]]
 
 
-def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
+def split(rows: Sequence[dict[str, str]]) -> Splits:
     """Split rows into three parts; each part has all labels, in about the same shares.
 
     The dev split has a fifth of the rows: at least 150, at most 400, and never more than two fifths
@@ -177,7 +177,7 @@ def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
     total = len(rows)
     dev = min(max(_DEV_SHARE * total, _MIN_DEV), _MAX_DEV, _MOST_DEV * total)
     public = min(_PUBLIC_SHARE * total, _MAX_PUBLIC)
-    draw = random.Random(seed)
+    draw = random.Random(0)
     part = dict[int, int]()
     for numbers in by_label.values():
         order = draw.sample(numbers, len(numbers))

@@ -95,10 +95,10 @@ def difference(
     With few seeds, the interval would be too narrow, so the spread that comes from the seeds is
     multiplied by a factor (`_stretch`; Hesterberg 2015, "expanded percentile interval").
 
-    For the accuracy of one seed, two examples are added: one that only `first` answers correctly,
-    and one that only `second` does. The result is then close to the exact test of McNemar (1947).
-    For the loss, the added differences are m and -m with ``m = sum d^2 / sum |d|`` over all
-    differences d, because the interval of few examples would be too narrow otherwise.
+    For the accuracy, two examples are added: one that only `first` answers correctly, with every
+    seed, and one that only `second` does. The result of one seed is then close to the exact test of
+    McNemar (1947). For the loss, the added differences are m and -m with ``m = sum d^2 / sum |d|``
+    over the examples' mean differences d. Without them, few examples would give a narrow interval.
 
     Returns:
         The interval; None if there are no seeds, if the dev splits differ, or where `interval`
@@ -136,10 +136,11 @@ def _interval(
     # A metric depends only on the count of each combination of answers (a cell).
     cells, counts = np.unique(table, axis=1, return_counts=True)
     weights = counts
-    if seeds == 1 and (metric in ("accuracy", "loss") or not second):
+    if metric in ("accuracy", "loss") or not second:
         # For the accuracy, they have class 0: label 0 is right, and no label (-1) is wrong.
-        added = {"accuracy": [[0, 0], [0, -1], [-1, 0]]}.get(metric, [[0, 0, 1, 1], [0, 1, 0, 1]])
-        more = _added_losses(cells, counts) if metric == "loss" else added
+        added = {"accuracy": [[0, 0], *[[0, -1]] * seeds, *[[-1, 0]] * seeds]}
+        others = added.get(metric, [[0, 0, 1, 1], [0, 1, 0, 1]])
+        more = _added_losses(cells, counts, seeds) if metric == "loss" else others
         cells = np.concatenate([cells, np.array(more[: len(cells)])], axis=1)
         counts, weights = (np.pad(counts, (0, len(more[0])), constant_values=n) for n in (0, 1))
 
@@ -171,14 +172,14 @@ def _interval(
     )
 
 
-def _added_losses(cells: _Floats, counts: _Ints) -> list[list[float]]:
+def _added_losses(cells: _Floats, counts: _Ints, seeds: int) -> list[list[float]]:
     """Return the losses of the two added examples (see `interval` and `difference`)."""
-    first, *others = cells
-    if others:
-        apart = np.abs(first - others[0])
+    first, second = cells[:seeds], cells[seeds:]
+    if len(second):
+        apart = np.abs((first - second).mean(axis=0))
         typical = float(_quotient(counts @ apart**2, counts @ apart))
-        return [[typical, 0.0], [0.0, typical]]
-    return [[0.0, 1.0]] if set(first) <= {0.0, 1.0} else [[first.min(), first.max()]]
+        return [[typical, 0.0]] * seeds + [[0.0, typical]] * seeds
+    return [[0.0, 1.0]] if {*first[0]} <= {0.0, 1.0} else [[first.min(), first.max()]]
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
+from zlib import crc32
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -38,6 +40,7 @@ class Outcomes(Frozen):
         losses: The task's loss.
         log_probs: Log-probabilities of the labels without a label bias, nats; only for "no prompt"
             and the untrained prompt.
+        rows_crc32: Checksum of the examples; None if it is unknown.
     """
 
     which: Which
@@ -45,6 +48,7 @@ class Outcomes(Frozen):
     targets: tuple[_Index, ...] = ()
     losses: tuple[float | None, ...] = ()
     log_probs: tuple[tuple[float, ...] | None, ...] = Field(default=(), exclude_if=operator.not_)
+    rows_crc32: int | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -67,7 +71,7 @@ class Outcomes(Frozen):
     def of(cls, which: Which, prediction: Prediction) -> Self:
         """Return the outcomes of a prediction."""
         task, pairs = prediction.task, list(zip(prediction.rows, prediction.examples, strict=True))
-        labels: dict[str, tuple[object, ...]] = {}
+        labels: dict[str, object] = {}
         if not task.generates:
             labels = {
                 "predicted": tuple(
@@ -80,7 +84,9 @@ class Outcomes(Frozen):
         losses = tuple(
             None if row is None else example_loss(task, row, example) for row, example in pairs
         )
-        return cls.model_validate({"which": which, "losses": losses, **labels})
+        rows = json.dumps(prediction.examples, skipkeys=True, default=str).encode()
+        labels |= {"which": which, "losses": losses, "rows_crc32": crc32(rows)}
+        return cls.model_validate(labels)
 
 
 def curve_rows(spec: RunSpec, count: int) -> list[int]:

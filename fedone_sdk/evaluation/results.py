@@ -149,15 +149,14 @@ class Standing:
     def document(self) -> dict[str, Any]:
         """Return the standing for JSON."""
         entrant, median = self.entrant, self.queries_to_target
+        settings = entrant.spec.method.model_dump(mode="json") if entrant.kind == "method" else None
         means = ("metric", "loss", "queries", "example_calls", "evaluation_queries")
         hidden = {"entrant", "predicted", "targets", "losses"}
         return {
             "name": entrant.name,
             "label": entrant.label,
             "kind": entrant.kind,
-            "settings": entrant.spec.method.model_dump(mode="json")
-            if entrant.kind == "method"
-            else None,
+            "settings": settings,
             "notes": list(entrant.notes),
             **{name: self.mean(name) for name in means},
             "difference": self.difference and self.difference._asdict(),
@@ -223,11 +222,8 @@ class Results:
                 "Nothing is compared yet: no seed has trials of the first method and of another "
                 "with the same measured dev rows."
             )
-        parts = []
-        if sides["better"]:
-            parts.append(f"worse than {_names(sides['better'])}")
-        if sides["worse"]:
-            parts.append(f"better than {_names(sides['worse'])}")
+        words = ("worse", sides["better"]), ("better", sides["worse"])
+        parts = [f"{word} than {_names(names)}" for word, names in words if names]
         basis = f"{self.judged}, 95 % intervals, {_counted(pairs, 'seed')}, "
         basis += _counted(self.num_examples, "dev example")
         name = first.entrant.name
@@ -257,10 +253,8 @@ class Results:
         }
 
     def _side(self, estimate: Interval) -> str:
-        if estimate.verdict == "open":
-            return "open"
-        more_is_better = self.judged != "loss"
-        return "better" if (estimate.verdict == "more") is more_is_better else "worse"
+        better = "less" if self.judged == "loss" else "more"
+        return {"open": "open", better: "better"}.get(estimate.verdict, "worse")
 
 
 def results_of(
@@ -311,10 +305,8 @@ def results_of(
 
 
 def _reached(record: TrialRecord, target: float, *, lower: bool) -> int | None:
-    for point in record.curve:
-        if (point.metric <= target) if lower else (point.metric >= target):
-            return point.queries
-    return None
+    sign = 1 if lower else -1
+    return next((p.queries for p in record.curve if sign * p.metric <= sign * target), None)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -40,10 +40,7 @@ _MIN_ROWS = 10
 _POWER = 1.959964 + 0.841621
 """A 5 % test finds a difference of this many standard errors with 80 % power."""
 
-_OVER: Mapping[Compared, str] = {
-    "no_prompt": "no prompt",
-    "no_prompt_biased": "a label bias alone",
-}
+_OVER: Mapping[Compared, str] = {"no_prompt": "no prompt", "no_prompt_biased": "a label bias alone"}
 
 
 class Plain(NamedTuple):
@@ -313,7 +310,9 @@ def measured(
 
 
 def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
-    """Return the paired gain of one prompt over another; positive is better."""
+    """Return the paired gain of a prompt over another, positive if better; None if rows differ."""
+    if len({better.rows_crc32, worse.rows_crc32} - {None}) > 1:
+        return None
     more, less = (worse, better) if task.metric == "loss" else (better, worse)
     estimate = difference(task.metric, [more], [less], len(task.labels))
     if estimate is None:
@@ -411,12 +410,8 @@ def _with_biases(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) 
             None if row is None else label_loss(one, row, target)
             for (row, one), target in zip(rows, bare.targets, strict=True)
         )
-    return Outcomes(
-        which="no_prompt",
-        predicted=tuple(None if row is None else predicted(one, row) for row, one in rows),
-        targets=bare.targets,
-        losses=losses,
-    )
+    answers = tuple(None if row is None else predicted(one, row) for row, one in rows)
+    return bare.model_copy(update={"predicted": answers, "losses": losses, "log_probs": ()})
 
 
 def _cross_fit_biases(bare: Outcomes, num_labels: int) -> list[Bias | None] | None:

@@ -291,9 +291,8 @@ async def simulate(
 ) -> RunResult:
     """Run a federation to its end, or until `stop` is set; the options are those of `running`."""
     async with running(federation, backend=backend, **options) as run:
-        tasks: list[asyncio.Task[object]] = [asyncio.create_task(run.wait_ended())]
-        if stop is not None:
-            tasks.append(asyncio.create_task(stop.wait()))
+        waits = (run.wait_ended(), (stop or asyncio.Event()).wait())
+        tasks = [asyncio.create_task(wait) for wait in waits]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -169,7 +169,9 @@ class _Planner:
         draws = self._draw()
         requests = draws.new_rows if self.adapter.max_inputs == 1 else draws.new_queries
         planned = max(1, training // self.per_round) if spec.method.pools else spec.rounds
-        dev_queries = self._dev_queries()
+        dev = len(self.federation.dev)
+        parts = (dev, min(dev, spec.evaluation.examples))
+        dev_queries = self._evaluated(*(math.ceil(rows / self.size) for rows in parts))
         leased, query, measured = await self._costs(draws.steps)
         proposals = await self._proposals()
         grade, grade_most = await self._grade()
@@ -290,11 +292,8 @@ class _Planner:
         """The distinct dev rows."""
         return list({self._texts(row): row for row in self.federation.dev}.values())
 
-    def _dev_queries(self) -> int:
-        whole, part = (
-            math.ceil(min(rows, len(self.federation.dev)) / self.size)
-            for rows in (len(self.federation.dev), self.spec.evaluation.examples)
-        )
+    def _evaluated(self, whole: int, part: int) -> int:
+        """Return the sum over all measurements: of the whole dev split, and of a part of it."""
         return (3 + seeks_cheapest(self.spec)) * whole + self.points * part
 
     async def _costs(self, steps: Sequence[Sequence[Query]]) -> tuple[Usage, Usage, Usage]:
@@ -394,9 +393,7 @@ class _Planner:
     @property
     def _dev_rows(self) -> int:
         dev = len(self._dev)
-        return (3 + seeks_cheapest(self.spec)) * dev + self.points * min(
-            self.spec.evaluation.examples, dev
-        )
+        return self._evaluated(dev, min(dev, self.spec.evaluation.examples))
 
     async def _probed(self, draws: _Draws, startup_s: float) -> Duration:
         """Return the duration. The model is timed without cache and budget."""
@@ -483,9 +480,7 @@ def _share(total: Usage, share: Fraction, requests: Fraction | None = None) -> U
 
 
 def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
-    limits = getattr(spec.backend, "limits", None)
-    if limits is None:
-        return None
+    limits = spec.backend.limits
     tokens = expected.prompt_tokens + expected.completion_tokens
     pairs = (expected.requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute)
     minutes = [amount / limit for amount, limit in pairs if limit is not None]

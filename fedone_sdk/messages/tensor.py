@@ -105,14 +105,10 @@ class Tensor(Message):
         raw = self.data[rows.start * size : rows.stop * size]
         return self.from_bytes(raw, (len(rows), *self.shape[1:]), self.dtype)
 
-    def to_bytes(self) -> bytes:
-        """Return the elements as little-endian bytes in C order, for ``numpy.frombuffer``."""
-        return self.data
-
     def values(self) -> array.array[float]:
         """Return the elements, flat, in C order."""
         elements: array.array[float] = array.array(_TYPECODES[self.dtype])
-        elements.frombytes(self.to_bytes())
+        elements.frombytes(self.data)
         if sys.byteorder == "big":
             elements.byteswap()
         return elements
@@ -136,7 +132,7 @@ def from_wire(message: Tensor) -> NDArray[Any]:
     import numpy as np
 
     dtype = np.dtype(message.dtype).newbyteorder("<")
-    return np.frombuffer(message.to_bytes(), dtype).reshape(message.shape)
+    return np.frombuffer(message.data, dtype).reshape(message.shape)
 
 
 def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Tensor:

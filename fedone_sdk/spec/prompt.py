@@ -155,11 +155,11 @@ class ProposerSpec(Spec):
         return self
 
 
-_Start = Annotated[tuple[Shares, ...], Field(min_length=1)]
-
-
-def _start_from_text(value: object) -> object:
-    return ({value: 0.5},) if isinstance(value, str) else value
+_Start = Annotated[
+    tuple[Shares, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: ({value: 0.5},) if isinstance(value, str) else value),
+]
 
 
 class PromptSpec(Spec):
@@ -182,7 +182,7 @@ class PromptSpec(Spec):
     slots: Annotated[tuple[SlotSpec, ...], Field(max_length=64)] = Field(
         default=(), exclude_if=operator.not_
     )
-    start: Annotated[_Start | None, BeforeValidator(_start_from_text)] = None
+    start: _Start | None = None
     length_penalty: Annotated[float, Field(ge=0, le=1)] = 0.0
     proposer: ProposerSpec | None = Field(default=None, exclude_if=operator.not_)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -70,24 +71,16 @@ class RunSpec(Spec):
         return {**value, "task": {**task, "slots": names}} if names else value
 
     @model_validator(mode="after")
-    def _exchange_follows_method(self) -> Self:
+    def _check(self) -> Self:
         part = self.participation
         if "exchange" not in part.model_fields_set:
             part = part.model_copy(update={"exchange": self.method.exchange})
             object.__setattr__(self, "participation", part)
-        return self
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        clients = self.data.num_clients if self.data else None
-        if (
-            clients is not None
-            and self.participation.clients_per_round > clients
-            and self.participation.selection == "uniform"
-        ):
+        clients = self.data.num_clients if self.data else math.inf
+        if part.clients_per_round > clients and part.selection == "uniform":
             raise ValueError(
-                f"participation.clients_per_round: {self.participation.clients_per_round} is more "
-                f"than data.num_clients ({clients})"
+                f"participation.clients_per_round: {part.clients_per_round} is more than "
+                f"data.num_clients ({clients})"
             )
         if self.task.slots and self.task.slots != self.prompt.text_slots:
             raise ValueError(
@@ -105,17 +98,17 @@ class RunSpec(Spec):
             raise ValueError("prompt.slots: slot 'labels' needs a task with label words")
         if isinstance(self.method, sections.OwnMethodSpec) and self.method.object is None:
             raise ValueError("method.object: is required for method own")
-        if self.participation.exchange == "alpha" != self.method.exchange:
+        if part.exchange == "alpha" != self.method.exchange:
             raise ValueError(
                 f"participation.exchange: must be losses for method {self.method.name}, "
                 "which the server runs"
             )
-        if self.prompt.length_penalty and self.participation.exchange == "alpha":
+        if self.prompt.length_penalty and part.exchange == "alpha":
             raise ValueError("prompt.length_penalty: needs participation.exchange losses")
         if self.method.pools:
             self.check_shared_memory(self.method.name, "the prompts")
         target = self.privacy and self.privacy.target
-        if target == "alpha" and self.participation.exchange == "losses":
+        if target == "alpha" and part.exchange == "losses":
             raise ValueError("privacy.target: must be losses with participation.exchange losses")
         self._check_calibration()
         self._check_defence()
@@ -131,12 +124,14 @@ class RunSpec(Spec):
             )
 
     def _check_calibration(self) -> None:
-        kind = self.calibration.kind
+        kind, reason = self.calibration.kind, self.against_bias()
+        if reason is None and not self.method.pools:
+            reason = f"needs {sections.SEARCHES}, not {self.method.name}"
+        if kind == "labels" and reason is not None:
+            raise ValueError(f"calibration: labels {reason}")
         if kind == "auto":
-            kind = "none" if self._against_calibration() else "labels"
+            kind = "labels" if reason is None else "none"
             object.__setattr__(self, "calibration", sections.CalibrationSpec(kind=kind))
-        elif kind == "labels" and (reason := self._against_calibration()):
-            raise ValueError(reason)
 
     def against_bias(self) -> str | None:
         """Return why no label bias can be fitted; None if a bias can be fitted."""
@@ -146,13 +141,6 @@ class RunSpec(Spec):
         if task.loss != "cross_entropy":
             return f"needs task.loss cross_entropy, not {task.loss}"
         return "needs a task without a bias" if task.bias is not None else None
-
-    def _against_calibration(self) -> str | None:
-        """Return why calibration by labels is not supported; None if it is supported."""
-        reason = self.against_bias()
-        if reason is None and not self.method.pools:
-            reason = f"needs {sections.SEARCHES}, not {self.method.name}"
-        return reason and f"calibration: labels {reason}"
 
     def _check_defence(self) -> None:
         part = self.participation

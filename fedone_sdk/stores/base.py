@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from fedone_sdk.errors import FedOneError
 
@@ -209,6 +209,7 @@ def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
         raise ValueError(f"closed work is not of run {run_id!r}")
 
 
+@runtime_checkable
 class Store(Protocol):
     """Durable state. Each method is one transaction, which is on disk when the method returns.
 
@@ -308,7 +309,7 @@ class Store(Protocol):
         Raises:
             VersionConflict: The run has another version; nothing was changed.
             KeyError: The run does not exist.
-            FedOneError: The store became unavailable; whether the commit was stored is unknown.
+            StoreUnavailable: Whether the commit was stored is unknown.
         """
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:

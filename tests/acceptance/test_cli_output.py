@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,8 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from fedone_sdk.cli import _process
 from fedone_sdk.cli._output import check_target, write_file
-from fedone_sdk.cli._process import _Printer
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunResult
 from tests.acceptance.tiny import RUN, write_sentences
@@ -80,8 +82,20 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     assert "Traceback" not in done.stderr
 
 
+async def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_process, "_ONE_SIGNAL_S", 60.0)
+    seen: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("abort"))
+    with _process.stopping(lambda: seen.append("stop"), then_cancel=True):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0.01)
+    signal.signal(signal.SIGTERM, before)
+    assert seen == ["stop"]
+
+
 def test_a_full_disk_costs_only_log_lines() -> None:
-    _Printer(Mock(**{"write.side_effect": OSError("full")})).info("lost")
+    _process._Printer(Mock(**{"write.side_effect": OSError("full")})).info("lost")
 
 
 def test_a_file_that_fails_costs_none_of_the_others(
@@ -172,12 +186,10 @@ HTML = b"<html>hi</html>"
 @pytest.mark.parametrize(
     ("command", "body"),
     [
-        (["show"], HTML),
-        (["show"], b'[{"a": 1}]'),
-        (["show", "tiny", "--clients"], HTML),
+        (["show"], HTML), (["show"], b'[{"a": 1}]'), (["show", "tiny", "--clients"], HTML),
         (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
     ],
-)
+)  # fmt: skip
 def test_an_answer_of_another_server_is_reported(
     fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes
 ) -> None:

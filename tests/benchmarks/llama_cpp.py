@@ -80,8 +80,10 @@ async def measure(
             ]
             ids = [encoder.encode(parts) for query in queries for parts in query.inputs]
             ours = await best(partial(asked, backend, queries))
-            plain = partial(asyncio.to_thread, looped, engine, ids, labels)
-            loop, cold = await best(partial(plain, True)), await best(partial(plain, False))
+            loop, cold = [
+                await best(partial(asyncio.to_thread, looped, engine, ids, labels, shares))
+                for shares in (True, False)
+            ]
             theirs = None if other is None else await best(partial(asked, other, queries))
             shared = num_shared(ids)
             speeds = [len(rows) / seconds for seconds in (ours, loop, cold)]

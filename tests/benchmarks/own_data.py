@@ -225,11 +225,12 @@ async def private(folder: Path) -> dict[str, Any]:
     async with run.backend() as backend:
         plain = await _log_probs(backend, task, bare, rows)
         dev = await _log_probs(backend, task, bare, fitted_on)
-        tuned = await _log_probs(backend, artefact.asked, artefact.prompt.prompt, rows)
+        tuned = await _log_probs(backend, artefact.tuned_task, artefact.prompt.prompt, rows)
     dev_targets = [target_of(task, row) for row in fitted_on]
     own = (result["verdict"] or {}).get("bias") or list(fit(dev, dev_targets))
     most = Counter(dev_targets).most_common(1)[0][0]
-    deployed = np.zeros(plain.shape[1]) if artefact.asked.bias is None else artefact.asked.bias
+    bias = artefact.tuned_task.bias
+    deployed = np.zeros(plain.shape[1]) if bias is None else bias
     hits = {"the most frequent label for all rows": [target == most for target in targets]}
     for name, scores in (
         ("no prompt, no bias", plain),

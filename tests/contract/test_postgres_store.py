@@ -287,13 +287,7 @@ class TestServerTrouble:
 
 
 class Proxy(TcpServer):
-    """A network between store and server that loses selected messages.
-
-    Attributes:
-        lose_question: A message with one of these bytes does not reach the server.
-        lose_answer: A message with one of these does, but its answer does not come back.
-        open: Whether new connections get through.
-    """
+    """A network that loses messages with some bytes, or their answers, to a PostgreSQL server."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -522,8 +516,20 @@ async def test_a_database_that_refuses_writes_for_some_time(
         await asyncio.gather(*(store.ping() for _ in range(20)))
 
 
-def test_several_hosts() -> None:
-    url = make_url("postgresql://u@/db?host=h1:5432&host=h2:5433")
-    _, parameters, where = module._server_of(url)
-    assert parameters == "postgresql://?host=h1%3A5432%2Ch2%3A5433"
-    assert where == "h1:5432,h2:5433/db"
+async def test_an_encoding_without_all_characters(postgres: Cluster, database: str) -> None:
+    postgres.execute(f"DROP DATABASE {database}")
+    postgres.execute(f"CREATE DATABASE {database} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    store = SqlStore.at(postgres.url(database))
+    for use in (store.check, store.open):
+        with pytest.raises(FedOneError, match=r"encoding LATIN1.*: CREATE DATABASE .* 'UTF8'"):
+            await use()
+
+
+@pytest.mark.parametrize(
+    ("query", "host", "shown"),
+    [("host=h1:5432&host=h2:5433", "h1%3A5432%2Ch2%3A5433", "h1:5432,h2:5433"),
+     ("host=fd00::12", "%5Bfd00%3A%3A12%5D", "[fd00::12]")],
+)  # fmt: skip
+def test_hosts(query: str, host: str, shown: str) -> None:
+    _, parameters, where = module._server_of(make_url(f"postgresql://u@/db?{query}"))
+    assert (parameters, where) == (f"postgresql://?host={host}", f"{shown}/db")

@@ -118,13 +118,21 @@ class TestFile:
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await store.ping()
 
-    async def test_a_file_that_was_deleted_or_replaced(self, tmp_path: Path) -> None:
-        file = tmp_path / "store.db"
-        async with opened(file) as store:
+    @pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+    async def test_a_file_that_was_deleted_or_replaced(self, tmp_path: Path, name: str) -> None:
+        file = tmp_path / name
+        async with opened(tmp_path / "store.db") as store:
             for change in (file.unlink, file.touch):
                 change()
-                with pytest.raises(StoreUnavailable, match="was deleted or replaced while it was"):
+                with pytest.raises(StoreUnavailable, match=f"{name} was deleted or replaced while"):
                     await store.add_run(RUN)
+
+    async def test_a_mounted_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path, mounts = tmp_path / "store.db", tmp_path / "mountinfo"
+        mounts.write_text(f"36 25 254:0 /vol/a.db {path.resolve()} rw - ext4 /dev/vda rw\n")
+        monkeypatch.setattr(sqlite, "_MOUNTS", mounts)
+        with pytest.raises(StoreUnavailable, match="mounted as a single file, without its log"):
+            await SqlStore.sqlite(path).open()
 
     async def test_must_be_open(self, tmp_path: Path) -> None:
         store = SqlStore.sqlite(tmp_path / "store.db")
@@ -170,6 +178,10 @@ class TestOneServer:
             with pytest.raises(FedOneError, match="in use by another process"):
                 await SqlStore.sqlite(path, serving=False).upgrade()
             await first.add_run(RUN)
+            # The refusal keeps the first one's locks, so that its log is not deleted.
+            other = f"import sqlite3; sqlite3.connect({str(path)!r}).execute('SELECT * FROM runs')"
+            await asyncio.to_thread(subprocess.run, [sys.executable, "-c", other], check=True)
+            assert (tmp_path / "store.db-wal").exists()
         async with opened(path) as second:
             assert await second.run("run-1") == RUN
 

@@ -133,22 +133,16 @@ def service() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(("path", "expected"), [("/readyz", 0), ("/busy", 1)])
-def test_healthy_is_what_answers_200(service: str, path: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("url", "expected"), [("{}/readyz", 0), ("{}/busy", 1), ("http://127.0.0.1:9/readyz", 1)]
+)
+def test_healthy_is_what_answers_200(service: str, url: str, expected: int) -> None:
     # A proxy that is configured is not asked about the container itself.
-    environment = {"HEALTH_URL": service + path, "http_proxy": "http://127.0.0.1:9"}
+    environment = {"HEALTH_URL": url.format(service), "http_proxy": "http://127.0.0.1:9"}
     command = [sys.executable, CONTAINERS / "healthy"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == expected, done.stderr
     assert done.stderr.count("\n") == expected
-
-
-def test_an_absent_server_is_not_healthy() -> None:
-    environment = {"HEALTH_URL": "http://127.0.0.1:9/readyz"}
-    command = [sys.executable, CONTAINERS / "healthy"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
 
 
 # Images

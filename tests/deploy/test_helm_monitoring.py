@@ -204,24 +204,24 @@ def test_an_alert_tells_that_all_replicas_are_gone(tmp_path: Path) -> None:
     )
 
 
-def test_an_alert_tells_that_no_replica_leads(tmp_path: Path) -> None:
-    check_firing(
-        tmp_path,
-        {'fedone_leader{instance="a"}': "1x5 0x20"},
-        {"5m": set(), "8m": {"FedOneNoLeader"}},
-    )
-
-
-def test_an_alert_tells_that_a_budget_is_nearly_spent(tmp_path: Path) -> None:
-    check_firing(
-        tmp_path,
-        {
-            'fedone_run_left{run="run",unit="tokens"}': "20x5 4x5",
-            'fedone_run_spent_total{run="run",unit="tokens"}': "80x5 95x5",
-            'fedone_run_leased{run="run",unit="tokens"}': "0x5 1x5",
-        },
-        {"5m": set(), "8m": {"FedOneBudgetNearlySpent"}},
-    )
+@pytest.mark.parametrize(
+    ("series", "alert"),
+    [
+        ({'fedone_leader{instance="a"}': "1x5 0x20"}, "FedOneNoLeader"),
+        (
+            {
+                'fedone_run_left{run="run",unit="tokens"}': "20x5 4x5",
+                'fedone_run_spent_total{run="run",unit="tokens"}': "80x5 95x5",
+                'fedone_run_leased{run="run",unit="tokens"}': "0x5 1x5",
+            },
+            "FedOneBudgetNearlySpent",
+        ),
+    ],
+)
+def test_an_alert_tells_of_no_leader_or_budget(
+    tmp_path: Path, series: dict[str, str], alert: str
+) -> None:
+    check_firing(tmp_path, series, {"5m": set(), "8m": {alert}})
 
 
 def test_an_alert_tells_that_a_run_was_not_worth_its_price(tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def test_a_platform_has_rules_of_its_own() -> None:
     (monitor,) = manifests.of_kind("ServiceMonitor")
     assert {"relabelings", "metricRelabelings"} <= monitor["spec"]["endpoints"][0].keys()
     (way,) = manifests.of_kind("HTTPRoute")
-    assert way["spec"]["rules"][0]["backendRefs"] == [{"name": "fedone-aggregator", "port": 8080}]
+    backends = [{"name": "fedone-aggregator", "port": 8080}]
+    assert way["spec"]["rules"] == [{"backendRefs": backends, "timeouts": {"request": "660s"}}]
     assert manifests.get("ConfigMap", "fedone-more")
     assert manifests.get("ConfigMap", "text")
 
@@ -225,8 +226,8 @@ def test_the_database_url_is_quoted() -> None:
     manifests = render(CASES["replicas on a database of one's own"])
     config = yaml.safe_load(manifests.get("ConfigMap", "fedone-aggregator")["data"]["server.yaml"])
     assert config["store"] == {
-        "url": "postgresql://fed%40one@db.example:5432/fedone"
-        "?sslmode=verify-full&sslrootcert=%2Fca%2Fca.pem",
+        "url": "postgresql://fed%40one@/fedone?host=db.example&port=5432"
+        "&sslmode=verify-full&sslrootcert=%2Fca%2Fca.pem",
         "password": {"env": "DATABASE_PASSWORD"},
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -765,23 +764,3 @@ class TestEvaluation:
             async with asyncio.timeout(5):
                 await one.wait(run)
             assert run.state.metric.after is not None
-
-    async def test_a_lease_is_settled_though_the_store_was_away(self) -> None:
-        class Flaky(MemoryStore):
-            failures = 0
-
-            async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-                leases = json.loads(self._runs[run_id].document)["evaluation"]["leases"]
-                if leases and self.failures:
-                    self.failures -= 1
-                    raise FedOneError("the store is away")
-                await super().commit(run_id, version, commit)
-
-        store = Flaky()
-        async with serving(store, backend=ScriptedBackend()) as (service,):
-            store.failures = 1
-            dev = [{"text": "a dev text", "label": 0}]
-            run = await service.add_run(spec_of(), WORDS, dev=dev)
-            await until(lambda: run.state.metric.before is not None)
-            assert not run.state.evaluation.leases
-            assert not store.failures

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,7 +16,7 @@ import structlog
 from fedone_sdk.aggregator import ServedRun, exported_run
 from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.aggregator.runs.changes import Change
-from fedone_sdk.backends import AnswerCache, ModelClient, Query
+from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, StoreUnavailable
 from fedone_sdk.messages import RunResult
@@ -92,6 +94,18 @@ async def test_the_result_has_a_verdict() -> None:
     assert sum(map(is_dev, backend.asked)) == 13  # An end is measured once.
 
 
+async def test_prompts_measured_on_other_texts_are_not_compared() -> None:
+    """After a restart with another dev file, even if its labels are the same."""
+    store, changed = MemoryStore(), [{**row, "text": f"{row['text']}!"} for row in DEV]
+    async with serving(backend=ScriptedBackend(), store=store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        await until(lambda: run.state.metric.before is not None)
+    async with serving(backend=ScriptedBackend(), store=store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=changed)
+        await train(service, run, TRAIN)
+    assert "not measured on the same dev rows" in str(run.result().verdict)
+
+
 async def test_a_run_without_dev_rows_reports_it() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS)
@@ -141,7 +155,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
         async def lead(self) -> bool:
             return self.leads
 
-    monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._RETRY_S", 0)
+    monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._POLL_S", 0)
     backend, store = ScriptedBackend(), Follower()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
@@ -204,6 +218,40 @@ async def test_it_waits_for_an_absent_store(name: str, monkeypatch: pytest.Monke
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run, TRAIN)
     assert None not in (run.state.metric.after, run.state.verdict)
+
+
+class Dear(ScriptedBackend):
+    """Bills more than its bound, and reports the model's name."""
+
+    async def score(self, query: Query) -> Answer:
+        answer = await super().score(query)
+        return replace(answer, usage=answer.usage + Usage(prompt_tokens=90), model="m-1")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("number", range(1, 12))
+async def test_a_commit_that_fails_costs_nothing(
+    number: int, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is stored, and only the answer of the store is lost."""
+    store, numbers = MemoryStore(), count(1)
+
+    async def commit(*change: Any) -> None:
+        fails = next(numbers) == number
+        if stored or not fails:
+            await MemoryStore.commit(store, *change)
+        if fails:
+            raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr("fedone_sdk.aggregator.runs.served_run._RETRY_S", 0)
+    monkeypatch.setattr(store, "commit", commit)
+    async with serving(backend=(backend := Dear()), store=store) as service:
+        run = await service.add_run(spec_of(), WORDS, dev=DEV[:4])
+        await until(lambda: run.state.metric.before is not None)
+    assert (len(backend.asked), run.state.models) == (2, ("m-1",))
+    assert run.state.evaluation.leases == run.state.account.leases == {}
+    assert run.state.evaluation.spent == Usage(queries=2, requests=2, prompt_tokens=2 * 94)
+    assert next(numbers) > number
 
 
 async def test_examples_that_the_model_fails_on_are_left_out() -> None:

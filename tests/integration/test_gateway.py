@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Scores, Tensor
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
+from fedone_sdk.stores import Commit, MemoryStore
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from tests.by_hand import Device, enrol
@@ -42,16 +41,6 @@ def spec_of(
 ) -> RunSpec:
     participation = {"exchange": exchange, **(participation or {})}
     return run_spec(method=method, participation=participation, budget=budget)
-
-
-@dataclass
-class Held:
-    """A gate that holds answers back until it is opened."""
-
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def wait(self, query: Query) -> None:
-        await self.opened.wait()
 
 
 class Outage:
@@ -121,13 +110,13 @@ async def turns(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
-async def hang_up(device: Device, held: Held) -> None:
+async def hang_up(device: Device, held: asyncio.Event) -> None:
     """A call is pending when its device disconnects, and completes without it."""
     gone = asyncio.create_task(device.score())
     await turns()
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    held.opened.set()
+    held.set()
     await turns()
 
 
@@ -146,8 +135,11 @@ async def test_nothing_is_kept_for_an_assignment_that_closes_during_its_call(
 
 class TestCharges:
     async def test_a_call_and_its_retries_are_charged_once(self, bench: Bench) -> None:
-        backend = ScriptedBackend()
+        """Also if no caller waits for the first answer."""
+        held = asyncio.Event()
+        backend = ScriptedBackend(gate=lambda _: held.wait())
         device = await bench.start(backend, spec_of())
+        await hang_up(device, held)
         scores = await device.score()
         assert scores.log_probs is not None
         assert scores.log_probs.shape == (4, 2, 2)
@@ -159,26 +151,18 @@ class TestCharges:
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
 
     async def test_the_same_call_twice_at_once_is_one(self, bench: Bench) -> None:
-        held = Held()
-        backend = ScriptedBackend(gate=held.wait)
+        held = asyncio.Event()
+        backend = ScriptedBackend(gate=lambda _: held.wait())
         device = await bench.start(backend, spec_of())
         calls = [asyncio.create_task(device.score()) for _ in range(5)]
         await turns()
         assert len(backend.asked) == 4
         calls[0].cancel()  # this one's device went away; the others still wait
-        held.opened.set()
+        held.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(answers[0], asyncio.CancelledError)
         assert len({answer for answer in answers[1:] if isinstance(answer, Scores)}) == 1
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=4, prompt_tokens=8)
-
-    async def test_an_answer_without_a_waiting_caller_is_kept(self, bench: Bench) -> None:
-        held = Held()
-        backend = ScriptedBackend(gate=held.wait)
-        device = await bench.start(backend, spec_of())
-        await hang_up(device, held)
-        await device.score()
-        assert len(backend.asked) == 4
 
     async def test_local_steps_of_the_alpha_exchange_share_a_lease(self, bench: Bench) -> None:
         device = await bench.start(ScriptedBackend(), spec_of("alpha", local_steps=2))
@@ -262,11 +246,11 @@ class TestRefusals:
         self, bench: Bench, failure: BackendError, again: bool
     ) -> None:
         """Also without a waiting caller."""
-        held, calls = Held(), []
+        held, calls = asyncio.Event(), []
 
         async def gate(query: Query) -> None:
             calls.append(query)
-            await held.wait(query)
+            await held.wait()
             raise failure
 
         device = await bench.start(ScriptedBackend(gate=gate), spec_of())
@@ -276,8 +260,8 @@ class TestRefusals:
         assert (len(calls) > first) is again
 
     async def test_late(self, bench: Bench) -> None:
-        held = Held()
-        backend = ScriptedBackend(gate=held.wait)
+        held = asyncio.Event()
+        backend = ScriptedBackend(gate=lambda _: held.wait())
         device = await bench.start(backend, spec_of())
         waiting = asyncio.create_task(device.score())
         await turns()
@@ -286,7 +270,7 @@ class TestRefusals:
         # Its call was under way: all of it may have been sent.
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
         assert (await device.refused()).code == "assignment_expired"
-        held.opened.set()
+        held.set()
         await waiting
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
         assert bench.gateway._open == {}
@@ -366,7 +350,7 @@ class TestOutages:
             async def score(self, query: Query) -> Answer:
                 answer = await super().score(query)
                 rows = {"log_probs": answer.log_probs[1:], "texts": answer.texts[1:]}
-                return dataclasses.replace(answer, **rows)
+                return replace(answer, **rows)
 
         spec = spec_of()
         if want == "text":
@@ -398,16 +382,24 @@ class TestOutages:
     async def test_a_store_that_is_away_is_no_bug_of_the_backend(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def commit(*_: object) -> None:
-            raise StoreUnavailable("the disk is full")
+        """Nothing is sent then, and a paid answer waits until its cost is stored."""
+        backend, stored, failures = ScriptedBackend(), bench.store.commit, 5
 
-        device = await bench.start(ScriptedBackend(), spec_of())
-        with monkeypatch.context() as broken:
-            broken.setattr(bench.store, "commit", commit)
-            for _ in range(4):
-                with pytest.raises(StoreUnavailable):
-                    await device.score()
+        async def commit(run_id: str, version: int, changes: Commit) -> None:
+            nonlocal failures
+            if failures > 1 or (failures and backend.asked):
+                failures -= 1
+                raise StoreUnavailable("the disk is full")
+            await stored(run_id, version, changes)
+
+        device = await bench.start(backend, spec_of())
+        monkeypatch.setattr("fedone_sdk.aggregator.runs.served_run._RETRY_S", 0)
+        monkeypatch.setattr(bench.store, "commit", commit)
+        for _ in range(4):
+            with pytest.raises(StoreUnavailable):
+                await device.score()
         await device.score()
+        assert (failures, len(backend.asked)) == (0, 4)
 
 
 class TestRestart:
@@ -415,17 +407,17 @@ class TestRestart:
     async def test_a_call_under_way_is_billed_again_but_counts_once(
         self, bench: Bench, graceful: bool
     ) -> None:
-        held = Held()
-        backend = ScriptedBackend(gate=held.wait)
+        held = asyncio.Event()
+        backend = ScriptedBackend(gate=lambda _: held.wait())
         device = await bench.start(backend, spec_of(budget={"queries": 9}))
         waiting = asyncio.create_task(device.score())
         await turns()
         if graceful:
             await device.service.stop()
-            held.opened.set()
+            held.set()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-        held.opened.set()
+        held.set()
         device = await bench.start(backend)
         assert device.work.leased_queries == 4
         # What was under way may have been sent, and is spent; asked again, it is sent again.
@@ -436,13 +428,13 @@ class TestRestart:
         await asyncio.gather(waiting, return_exceptions=True)
 
     async def test_a_stopped_service_no_longer_writes(self, bench: Bench) -> None:
-        held = Held()
-        device = await bench.start(ScriptedBackend(gate=held.wait), spec_of())
+        held = asyncio.Event()
+        device = await bench.start(ScriptedBackend(gate=lambda _: held.wait()), spec_of())
         waiting = asyncio.create_task(device.score())
         await turns()
         await device.service.stop()
         version = await bench.store.versions()
-        held.opened.set()
+        held.set()
         await asyncio.gather(waiting, return_exceptions=True)
         await turns()
         assert await bench.store.versions() == version

@@ -12,6 +12,7 @@ import pytest
 
 from fedone_sdk.backends import Answer, Query, score_all
 from fedone_sdk.backends.judge import Judge, judge_of
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.evaluation.verdict import preference
 from fedone_sdk.local import Federation, load_score, plan_run, simulate
@@ -35,7 +36,7 @@ def grade(inputs: Rendered, most: int) -> str:
     answer = asked.partition("<answer>\n")[2].partition("\n</answer>")[0]
     if "row 3" in asked:
         return "I cannot say."
-    return "So:\n" + json.dumps({"reason": "because", "score": "5" if "good" in answer else 2})
+    return "So {}:\n" + json.dumps({"reason": "because", "score": "5" if "good" in answer else 2})
 
 
 def better(a: str, b: str) -> str:
@@ -123,6 +124,14 @@ async def test_a_cap_stops_the_judge(cap: int, queries: int) -> None:
     assert result.spent.requests <= cap
     assert len(ASKED) < cap
     assert (result.status, result.spent.queries) == ("budget_exhausted", queries)
+
+
+async def test_a_judge_that_may_bill_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, dear = federation_of(spec_of()), Usage(prompt_tokens=2**53)
+    assert isinstance(federation.score, Judge)
+    monkeypatch.setattr(federation.score.backend, "worst_case", lambda *_: dear)
+    with pytest.raises(SpecError, match=r"task.score: the judge may bill more than 2\*\*53"):
+        await simulate(federation, backend=ScriptedBackend(write=echo))
 
 
 async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:

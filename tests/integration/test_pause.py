@@ -45,13 +45,7 @@ def is_dev(query: Query) -> bool:
 
 @dataclass
 class Model:
-    """A model that a test can break and repair.
-
-    Attributes:
-        fails: Raised instead of an answer to queries that `hits`.
-        hits: Which queries.
-        held: Queries wait for this before they are answered.
-    """
+    """A model that a test can break (for queries that `hits`), hold and repair."""
 
     fails: Exception | None = None
     hits: Callable[[Query], bool] = lambda query: True
@@ -181,6 +175,8 @@ class TestWork:
             assert backend._retries is not None
             backend._retries._refuse_until = math.inf  # Only `reset` closes the breaker.
             model.fails = None
+            await service.stop_run(run, keep=True)
+            assert backend.trouble  # A stop does not let other runs try.
             await service.resume_run(run)
             await device.score()
 
@@ -278,10 +274,12 @@ class TestEvaluation:
             assert run.state.evaluation.spent.queries == 15
             assert run.state.account.spent.requests == 15 + 12 == len(backend.asked)
 
-    async def test_the_end_is_measured_again_after_a_resume(self) -> None:
+    async def test_the_end_is_measured_after_a_stop_and_again_after_a_resume(self) -> None:
         backend = ScriptedBackend()
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
+            await until(lambda: run.state.metric.before is not None)
+            await pause(run)
             await service.stop_run(run, "interrupted")
             await service.wait(run)
             assert run.state.metric.after is not None

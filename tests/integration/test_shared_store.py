@@ -72,7 +72,7 @@ class Device:
         return found if isinstance(found, LossesAssignment) else None
 
     async def send(self, work: LossesAssignment, body: str = "ab") -> None:
-        prompts = work.prompts.to_bytes()
+        prompts = work.prompts.data
         losses = tuple(0.1 + 0.1 * prompts[at] + work.round / 100 for at in range(2))
         update = LossesUpdate(
             num_examples=5, scored=Scored(scored=2), usage=Usage(), model="scripted", losses=losses

@@ -15,12 +15,13 @@ from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, SpecError
+from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of
 from fedone_sdk.reports.source import ReportedRun, read_export
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.stores import Commit, MemoryStore
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
@@ -150,7 +151,17 @@ async def test_artefact(method: str) -> None:
 WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name the {colour}."]'
 
 
-async def test_proposed_candidates_are_tried() -> None:
+async def test_proposed_candidates_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the store is away for a moment when they are added."""
+    commit, failures = MemoryStore.commit, [StoreUnavailable("away")]
+
+    async def fail_once(store: MemoryStore, run_id: str, version: int, changes: Commit) -> None:
+        if failures and json.loads(changes.document)["waiting"]:
+            raise failures.pop()
+        await commit(store, run_id, version, changes)
+
+    monkeypatch.setattr("fedone_sdk.aggregator.runs.served_run._RETRY_S", 0)
+    monkeypatch.setattr(MemoryStore, "commit", fail_once)
     scripted = ScriptedBackend(write=lambda inputs, most: WRITTEN)
     proposer = ModelClient(scripted)
     prompt = {
@@ -181,7 +192,7 @@ async def test_proposed_candidates_are_tried() -> None:
     assert done.spent == run.result.evaluation.without_queries()
     calls = len(scripted.asked)
     assert (done.calls, done.failed, done.added) == (calls, 0, 2)
-    assert done.added + done.dropped == 4 * calls
+    assert (failures, done.added + done.dropped) == ([], 4 * calls)
 
 
 async def test_a_proposer_that_fails_costs_its_call_only() -> None:

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from aiohttp import web
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator.authority import AdminToken
@@ -146,7 +149,9 @@ class TestProbabilities:
         assert [each.token for each in second.tokens] == [" good", " bad"]
 
 
-async def test_a_round_comes_again_when_its_metric_is_known(server: Server) -> None:
+async def test_a_round_comes_again_when_its_metric_is_known(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with EdgeClient(
         server.url, token=TOKEN, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     ) as client:
@@ -168,6 +173,10 @@ async def test_a_round_comes_again_when_its_metric_is_known(server: Server) -> N
         (1, None),
         (2, None),
     ]
+    monkeypatch.setattr(web.StreamResponse, "write", Mock(side_effect=ConnectionResetError))
+    with capture_logs() as logs:
+        await server.session.get(f"{server.url}/v1/runs/run/events", headers=headers)
+    assert logs == []
 
 
 class TestPage:

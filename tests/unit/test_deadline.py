@@ -65,21 +65,25 @@ def test_an_outage_at_half_time_is_survived(failure: Exception) -> None:
     play()
 
 
-@on_virtual_time
-async def test_short_leases_are_tried_more_often() -> None:
-    server = Server(lambda at: TransportError("no route") if at < 1.2 else None)
-    async with Deadline(2, server.renew):
-        await asyncio.sleep(1.9)
-    assert server.asked == pytest.approx([1.0, 1.2])
+@pytest.mark.parametrize(
+    ("lease_s", "failure", "until", "asked"),
+    [
+        (2, TransportError("no route"), 1.2, [1.0, 1.2]),
+        (100, ProblemError("rate_limited", "slowly", retry_after_s=20), 60, [50, 70]),
+    ],
+    ids=["short lease", "stated wait"],
+)
+def test_the_wait_after_a_failure(
+    lease_s: float, failure: Exception, until: float, asked: list[float]
+) -> None:
+    @on_virtual_time
+    async def play() -> None:
+        server = Server(lambda at: failure if at < until else None)
+        async with Deadline(lease_s, server.renew):
+            await asyncio.sleep(lease_s * 0.95)
+        assert server.asked == pytest.approx(asked)
 
-
-@on_virtual_time
-async def test_a_wait_that_the_server_asks_for_is_honoured() -> None:
-    busy = ProblemError("rate_limited", "slowly", retry_after_s=20)
-    server = Server(lambda at: busy if at < 60 else None)
-    async with Deadline(100, server.renew):
-        await asyncio.sleep(99)
-    assert server.asked == [50, 70]
+    play()
 
 
 @on_virtual_time

@@ -35,73 +35,43 @@ NOT_A_DEVICES = (
 """What servers, people's commands and devices with a model of their own need."""
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import fedone_sdk",
-        "from fedone_sdk import EdgeClient",
-        "from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec, Usage",
-        DEVICE,
-        "import fedone_sdk.messages",
-    ],
-)
-def test_an_edge_device_loads_nothing_heavy(statement: str) -> None:
-    assert loaded_by(statement, *HEAVY) == []
-
-
-def test_a_device_with_the_gateway_loads_no_server_modules() -> None:
-    assert loaded_by(DEVICE, *NOT_A_DEVICES) == []
+NUMERIC = ("numpy", "onnxruntime", "tokenizers")
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "others"),
     [
-        "import fedone_sdk.backends",
-        "from fedone_sdk.backends import LLMBackend, ModelClient",
+        ("from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec", HEAVY),
+        (DEVICE, (*HEAVY, *NOT_A_DEVICES)),
+        ("import fedone_sdk.messages; from fedone_sdk import Usage", HEAVY),
+        ("from fedone_sdk.backends import LLMBackend, ModelClient", NUMERIC),
         # Not even a constructed backend has loaded anything: that is left to its worker.
-        "from fedone_sdk.backends import OnnxBackend; OnnxBackend()",
+        ("from fedone_sdk.backends import OnnxBackend; OnnxBackend()", NUMERIC),
+        (
+            "from fedone_sdk.losses import class_means, loss_terms\n"
+            "from fedone_sdk.messages import Tensor\n"
+            "from fedone_sdk.task import TaskSpec\n"
+            "task = TaskSpec(template='{prompt} {a}', labels={0: ' x', 1: ' y'})\n"
+            "means = class_means([loss_terms(task, (-1.0, -2.0), 0)], [0], 2)\n"
+            "Tensor.pack([each for row in means for each in row], (2, 4), 'float32').values()",
+            ("numpy",),
+        ),
+        (
+            "from fedone_sdk.client.noise import private_losses\n"
+            "from fedone_sdk.spec.sections import PrivacySpec\n"
+            "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",
+            ("numpy",),
+        ),
+        ("import fedone_sdk.data, fedone_sdk.vocabulary, fedone_sdk.metrics",
+         ("numpy", "pyarrow", "datasets", "torch")),
+        ("import fedone_sdk.algorithms", ("asyncio", "aiohttp", "torch", "structlog", "pydantic")),
+        ("import fedone_sdk.stores", ("sqlalchemy",)),
+        ("import fedone_sdk.aggregator, fedone_sdk.cli.serve",
+         ("opentelemetry", "prometheus_client")),
     ],
-)
-def test_backends_load_their_libraries_late(statement: str) -> None:
-    assert loaded_by(statement, "numpy", "onnxruntime", "tokenizers") == []
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from fedone_sdk.losses import class_means, loss_terms\n"
-        "from fedone_sdk.messages import Tensor\n"
-        "from fedone_sdk.task import TaskSpec\n"
-        "task = TaskSpec(template='{prompt} {a}', labels={0: ' x', 1: ' y'})\n"
-        "means = class_means([loss_terms(task, (-1.0, -2.0), 0)], [0], 2)\n"
-        "Tensor.pack([each for row in means for each in row], (2, 4), 'float32').values()",
-        "from fedone_sdk.client.noise import private_losses\n"
-        "from fedone_sdk.spec.sections import PrivacySpec\n"
-        "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",
-    ],
-    ids=["calibration", "noise"],
-)
-def test_a_device_needs_no_numpy(statement: str) -> None:
-    assert loaded_by(statement, "numpy") == []
-
-
-def test_data_loads_no_heavy_library() -> None:
-    statement = "import fedone_sdk.data, fedone_sdk.vocabulary, fedone_sdk.metrics"
-    assert loaded_by(statement, "numpy", "pyarrow", "datasets", "torch") == []
-
-
-def test_algorithms_import_nothing_but_numpy() -> None:
-    others = ("asyncio", "aiohttp", "torch", "structlog", "pydantic")
-    assert loaded_by("import fedone_sdk.algorithms", *others) == []
-
-
-def test_stores_load_sqlalchemy_late() -> None:
-    assert loaded_by("import fedone_sdk.stores", "sqlalchemy") == []
-
-
-def test_a_server_without_observers_loads_none() -> None:
-    statement = "import fedone_sdk.aggregator, fedone_sdk.cli.serve"
-    assert loaded_by(statement, "opentelemetry", "prometheus_client") == []
+)  # fmt: skip
+def test_what_is_not_loaded(statement: str, others: tuple[str, ...]) -> None:
+    assert loaded_by(statement, *others) == []
 
 
 API_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.rst"

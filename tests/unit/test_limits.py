@@ -102,7 +102,8 @@ class TestAddresses:
          (("6.6.6.6", "198.51.100.1, 10.0.0.2"), "198.51.100.1"),
          (("198.51.100.1, 10.0.0.9, 10.0.0.2",), "198.51.100.1"), (("10.0.0.9",), "10.0.0.9"),
          (("6.6.6.6, nonsense, 10.0.0.2",), "10.0.0.2"), (("",), "10.0.0.1"), ((), "10.0.0.1"),
-         (("2001:db8::1",), "2001:db8::/64")],
+         (("2001:db8::1",), "2001:db8::/64"), (("[2001:db8::1]",), "2001:db8::/64"),
+         (("[2001:db8::1]:80",), "2001:db8::/64"), (("198.51.100.1:80",), "198.51.100.1")],
     )  # fmt: skip
     def test_a_proxy_of_ours_is_believed_as_far_as_it_saw(
         self, forwarded: tuple[str, ...], counted: str
@@ -133,13 +134,9 @@ class TestLimiter:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"trusted_proxies": ["nonsense"]},
-        {"trusted_proxies": ["10.0.0.1/8"]},
-        {"requests_per_minute_per_ip": 0},
-        {"keepalive_s": 0},
-    ],
-)
+    [{"trusted_proxies": ["nonsense"]}, {"trusted_proxies": ["10.0.0.1/8"]},
+     {"requests_per_minute_per_ip": 0}, {"keepalive_s": 0}],
+)  # fmt: skip
 def test_impossible_limits_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         Limits.model_validate(given)

@@ -100,17 +100,16 @@ def test_noise_takes_no_seed() -> None:
     assert isinstance(noise._RANDOM, random.SystemRandom)
 
 
-@pytest.mark.parametrize("vector", VECTORS["releases"], ids=lambda vector: vector["name"])
+@pytest.mark.parametrize(
+    "vector", VECTORS["releases"] + VECTORS["terms"], ids=lambda vector: vector["name"]
+)
 def test_golden_releases(vector: dict[str, Any]) -> None:
     spec = privacy(clip=vector["clip"], noise_multiplier=vector["noise_multiplier"])
-    released = private_losses(vector["losses"], spec, SplitMix(vector["seed"]))
-    assert list(released) == vector["released"]
-
-
-@pytest.mark.parametrize("vector", VECTORS["terms"], ids=lambda vector: vector["name"])
-def test_golden_terms(vector: dict[str, Any]) -> None:
-    spec = privacy(clip=vector["clip"], noise_multiplier=vector["noise_multiplier"])
-    released = private_terms(vector["terms"], vector["targets"], spec, SplitMix(vector["seed"]))
+    random = SplitMix(vector["seed"])
+    if "terms" in vector:
+        released = private_terms(vector["terms"], vector["targets"], spec, random)
+    else:
+        released = private_losses(vector["losses"], spec, random)
     assert list(released) == vector["released"]
 
 

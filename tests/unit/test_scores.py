@@ -166,6 +166,10 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
         ("json_fields", '{"a": 1}', {"a": 1, "b": 2}, {"fields": ["a"]}, 1.0),
         ("json_fields", '{"a": 1', {"a": 1}, {}, 0.0),
         ("json_fields", '<think>{"a": 1}?</think>\n{"a": 2}', {"a": 2}, {}, 1.0),
+        ("exact_match", "[THINK]no[/THINK] yes</s>", "yes", {}, 1.0),
+        ("exact_match", "analysisIs it no?assistantfinalyes<|return|>\n", "yes", {}, 1.0),
+        ("exact_match", "no<|channel|>final <|constrain|>json<|message|>yes", "yes", {}, 1.0),
+        ("contains", "<|channel|>analysis<|message|>yes", "yes", {}, 0.0),
         ("contains", "<think>a lamp or rain", "lamp", {}, 0.0),
         ("json_fields", '{"a": 1, "b": true}', {"a": True, "b": True}, {}, 0.5),
         ("json_fields", '{"a": "x", "n": [1]}', {"a": "X"}, {"schema": SCHEMA}, 1.0),
@@ -228,10 +232,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; the known"),
         ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
-        (
-            "bleu",
-            "'bleu' must be package.module:object or one of exact_match, contains, number",
-        ),
+        ("bleu", "'bleu' must be package.module:object or one of exact_match, contains, number"),
     ],
 )
 def test_a_wrong_option_is_told_before_any_query(score: object, message: str) -> None:

@@ -109,24 +109,6 @@ class TestPrecedence:
 
 
 class TestMistakes:
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("FEDONE_LISTN", "unknown key; did you mean FEDONE_LISTEN?"),
-            ("FEDONE_ATUH__ADMIN_TOKEN", "unknown key; did you mean FEDONE_AUTH?"),
-            ("FEDONE_DATABASE__URL", "unknown key (allowed: "),
-        ],
-    )
-    def test_a_typo_in_a_variable(
-        self, file: Path, monkeypatch: Set, name: str, message: str
-    ) -> None:
-        monkeypatch.setenv("FEDONE_METRICS_PORT", "tcp://10.0.0.1:9090")  # Of a Kubernetes Service.
-        monkeypatch.setenv(name, SECRET)
-        with pytest.raises(SpecError) as caught:
-            ServeConfig.load(file)
-        assert str(caught.value).startswith(f"environment: {name}: {message}")
-        assert SECRET not in str(caught.value)
-
     def test_a_missing_variable_is_named_under_the_key_that_was_written(self, file: Path) -> None:
         file.write_text("auth: {enrolment_tokens: [{env: FEDONE_NOT_THERE}]}")
         with pytest.raises(SpecError, match=r"auth\.enrolment_tokens\.0: the environment variable"):
@@ -135,29 +117,30 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
-            ("FEDONE_LISTEN", "here", "listen (from FEDONE_LISTEN): must be HOST:PORT"),
-            ("FEDONE_LOG__LEVLE", "info", "log.levle (from FEDONE_LOG__LEVLE): unknown key"),
-            ("FEDONE_AUTH__ADMIN_TOKEN", f"{SECRET} x", "auth.admin_token (from FEDONE_AUTH__"),
-            ("FEDONE_AUTH__ENROLMENT_TOKENS", f'["{SECRET} x"]', "auth.enrolment_tokens.0 (from"),
+            ("LISTN", SECRET, "environment: FEDONE_LISTN: unknown key; did you mean "
+             "FEDONE_LISTEN?"),
+            ("ATUH__ADMIN_TOKEN", SECRET, "environment: FEDONE_ATUH__ADMIN_TOKEN: unknown key; did "
+             "you mean FEDONE_AUTH?"),
+            ("DATABASE__URL", SECRET, "environment: FEDONE_DATABASE__URL: unknown key (allowed: "),
+            ("LISTEN", "here", "{file}: listen (from FEDONE_LISTEN): must be HOST:PORT"),
+            ("LOG__LEVLE", "info", "{file}: log.levle (from FEDONE_LOG__LEVLE): unknown key"),
+            ("AUTH__ADMIN_TOKEN", f"{SECRET} x", "{file}: auth.admin_token (from FEDONE_AUTH__"),
+            ("AUTH__ENROLMENT_TOKENS", f'["{SECRET} x"]', "{file}: auth.enrolment_tokens.0 (from"),
+            ("AUTH__ENROLMENT_TOKENS", SECRET,
+             "environment: FEDONE_AUTH__ENROLMENT_TOKENS: a list"),
         ],
-    )
+    )  # fmt: skip
     def test_they_name_the_variable(
         self, file: Path, monkeypatch: Set, name: str, value: str, message: str
     ) -> None:
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv("FEDONE_METRICS_PORT", "tcp://10.0.0.1:9090")  # Of a Kubernetes Service.
+        monkeypatch.setenv(f"FEDONE_{name}", value)
         with pytest.raises(SpecError) as caught:
             ServeConfig.load(file)
-        assert str(caught.value).startswith(f"{file}: {message}")
+        assert str(caught.value).startswith(message.format(file=file))
         assert len(caught.value.problems) == 1
         assert SECRET not in str(caught.value)
-
-    def test_what_is_no_json(self, file: Path, monkeypatch: Set) -> None:
-        monkeypatch.setenv("FEDONE_AUTH__ENROLMENT_TOKENS", SECRET)
-        with pytest.raises(SpecError) as caught:
-            ServeConfig.load(file)
-        assert str(caught.value).startswith("environment: FEDONE_AUTH__ENROLMENT_TOKENS: a list")
-        assert SECRET not in str(caught.value)
-        assert caught.value.__cause__ is None
+        assert message[0] == "{" or caught.value.__cause__ is None
 
     def test_without_a_file_the_environment_is_named(self) -> None:
         with pytest.raises(SpecError, match=r"^environment: .*needs at least one"):

@@ -111,23 +111,14 @@ def test_the_exchange_follows_the_method(name: str | None, exchange: str) -> Non
         ("rounds", True, "rounds: must be a number, not true or false"),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, method, name, participation, privacy, prompt, rounds, seed, task)"),
+        ("method", {"name": "gs-bdpl", "estimator": "zero"},
+         "method.estimator: unknown key (allowed: al"),
+        ("method", {"name": "bdpl", "tau": 1}, "method.tau: is not a key of bdpl"),
+        ("method", {"name": "adam"}, "method.name: 'adam' is not one of 'gs-bdpl', 'bdpl'"),
     ],
 )  # fmt: skip
 def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> None:
     (problem,) = problems(edited(path, value))
-    assert problem.startswith(line), problem
-
-
-@pytest.mark.parametrize(
-    ("method", "line"),
-    [
-        ({"name": "gs-bdpl", "estimator": "zero"}, "method.estimator: unknown key (allowed: al"),
-        ({"name": "bdpl", "tau": 1}, "method.tau: is not a key of bdpl"),
-        ({"name": "adam"}, "method.name: 'adam' is not one of 'gs-bdpl', 'bdpl'"),
-    ],
-)  # fmt: skip
-def test_mistakes_in_a_chosen_method(method: dict[str, Any], line: str) -> None:
-    (problem,) = problems(edited("method", method))
     assert problem.startswith(line), problem
 
 

@@ -179,9 +179,7 @@ def _quiet_logger() -> logging.Logger:
     """Return a logger that drops the tracebacks of malformed requests: they could fill the log."""
     logger = logging.getLogger("fedone_sdk.http")
     if not logger.filters:
-        logger.addFilter(_is_ours)
+        logger.addFilter(
+            lambda r: not isinstance(r.exc_info and r.exc_info[1], HttpProcessingError)
+        )
     return logger
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -205,8 +205,10 @@ def guarding(
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
+    # Some proxies add the port: 192.0.2.7:80 or [2001:db8::7]:80.
+    host = text.rpartition(":")[0] if text.count(":") == 1 or "]:" in text else text
     try:
-        address = ip_address(text.partition("%")[0])
+        address = ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address

@@ -245,7 +245,9 @@ def observing(observers: Observers) -> Middleware:
 
     @web.middleware
     async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-        context = RequestContext(request, _request_id(request))
+        # The caller's request id is used if it is safe to log.
+        sent = request.headers.get(_REQUEST_ID_HEADER, "")
+        context = RequestContext(request, sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex)
         CONTEXT.set(context)
         # Requests of a connection share a context, so the previous request's values are cleared.
         clear_contextvars()
@@ -283,12 +285,6 @@ def observing(observers: Observers) -> Middleware:
         return response
 
     return observe
-
-
-def _request_id(request: web.Request) -> str:
-    """Return the caller's request id if it is short and safe to log, otherwise a new id."""
-    sent = request.headers.get(_REQUEST_ID_HEADER, "")
-    return sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
 
 @web.middleware

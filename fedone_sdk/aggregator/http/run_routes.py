@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -169,7 +170,7 @@ async def events(context: RequestContext) -> web.StreamResponse:
     run = await context.find_run()
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
     response.content_type = "text/event-stream"
-    with Feed(run, context.service.listeners) as feed:
+    with Feed(run, context.service.listeners) as feed, suppress(ConnectionError):
         await response.prepare(context.request)
         while not context.service.draining:
             for report in feed.take():

@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
-_RETRY_S = 1.0
 _MAX_BUGS = 3
 """Number of consecutive calls with a bug after which the run pauses."""
 
@@ -52,7 +51,7 @@ class CallBudget:
     others find its reservations by this prefix and charge them.
 
     Args:
-        reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`.
+        reserve: Reserves an amount, with the arguments and errors of `reserve_evaluation`.
 
     Attributes:
         spent: The amount spent. Requests that are pending, or have an unknown outcome, count with
@@ -61,7 +60,7 @@ class CallBudget:
         refusal: The error of a refused reservation of a retry, or None.
     """
 
-    def __init__(self, run: ServedRun, reserve: Callable[[str, Usage], Awaitable[object]]) -> None:
+    def __init__(self, run: ServedRun, reserve: Callable[..., Awaitable[object]]) -> None:
         self.spent = self.granted = NOTHING
         self.refusal: errors.ProblemError | None = None
         self._run = run
@@ -88,14 +87,14 @@ class CallBudget:
         await self.grant(worst + query_count)
         return [replace(query, payer=self) for query in queries]
 
-    async def grant(self, worst: Usage) -> None:
+    async def grant(self, worst: Usage, **billed: bool) -> None:
         """Reserve the amount `worst`, or raise why it is refused."""
         reservation_id = f"{self._run.replica}/{uuid.uuid4().hex}"
         # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
         self._reservations[reservation_id] = None
         try:
-            await self._reserve(reservation_id, worst)
+            await self._reserve(lease_id=reservation_id, worst=worst, **billed)
         except BaseException as exc:
             self.granted -= worst
             if isinstance(exc, errors.ProblemError):
@@ -156,9 +155,7 @@ async def query_as_evaluation(
         BudgetExhausted: The backend has a budget of its own, which is exhausted.
         ProblemError: The run's caps do not cover the queries or a retry.
     """
-    call = CallBudget(
-        run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
-    )
+    call = CallBudget(run, lambda **lease: run.apply(reserve_evaluation, **lease))
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if role is None else NOTHING
     sent = NOTHING
@@ -173,28 +170,14 @@ async def query_as_evaluation(
         sent = NOTHING
         raise
     finally:
+        spent = call.spent + sent
+        if (beyond := spent.beyond(call.granted)) != NOTHING:
+            # A lease of its own: a lease is settled once, even if it was charged as lost meanwhile.
+            await run.persist(partial(call.grant, beyond, billed=True))
         # A cancelled reservation is settled, too, because the store may have it.
-        for lease_id, used in call.shares(call.spent + sent):
-            amounts = {"used": used, "reserved": call.reserved(lease_id)}
-            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, role=role, **amounts)
-            await persist(run, settle)
-
-
-async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> None:
-    """Call `action`; retry while the store is unavailable, because open leases block budget."""
-    while True:
-        try:
-            await action()
-            return
-        except errors.ProblemError:
-            return  # For example, the run was deleted.
-        except errors.FedOneError:
-            lines = traceback.format_exc()
-            _log.error("a model call's outcome was not stored", run_id=run.run_id, traceback=lines)
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                return  # The next start of the server charges open leases in full.
-            await asyncio.sleep(_RETRY_S)
+        for lease_id, used in call.shares(spent):
+            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used, role=role)
+            await run.persist(settle)
 
 
 def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
@@ -269,9 +252,9 @@ class BugCounter:
         times = self._in_a_row[run.run_id]
         if times < _MAX_BUGS:
             return False
-        self.reset(run)
         failed = f"{self._what} failed {times} times in a row with {type(bug).__name__}"
         await run.pause(f"{failed}: see the server's log")
+        self.reset(run)
         return True
 
 
@@ -367,15 +350,20 @@ class ModelChecks:
 
 
 def _worst_query(spec: RunSpec, backend: LLMBackend) -> Usage:
+    size, most = spec.method.batch_size, spec.task.max_written
+    return bounded(spec, lambda: backend.worst_case(size, most), "backend: the model")
+
+
+def bounded(spec: RunSpec, bound: Callable[[], Usage], model: str) -> Usage:
     """Return the upper bound on the cost of a query; a `SpecError` if a round's cost overflows."""
     seats, method = spec.participation.clients_per_round, spec.method
     queries = seats * (method.num_samples * method.local_steps + 1)  # +1 for a new candidate
     try:
-        worst = backend.worst_case(method.batch_size, spec.task.max_written)
+        worst = bound()
         _ = worst * queries
     except ValidationError as exc:
         raise errors.SpecError(
-            "backend: the model may bill more than 2**53 tokens or dollars for one round. Compare "
+            f"{model} may bill more than 2**53 tokens or dollars for one round. Compare "
             "the bills in the log with the provider's; then set a lower max_input_tokens or "
             "method.batch_size, or restart the server"
         ) from exc

@@ -32,7 +32,7 @@ from fedone_sdk.task import Bias, Example, ScoreFunction, TaskSpec
 
 _log = structlog.get_logger(__name__)
 
-_RETRY_S = 1.0
+_POLL_S = 1.0
 _NEED_OPERATOR = (errors.BackendBlocked, errors.BudgetExhausted, errors.SpecError)
 
 
@@ -69,7 +69,6 @@ class Evaluation(calls.Companion):
         self._subset = curve_examples(run.spec, examples)
         # Round, the prompt after it, and the number of rollbacks so far. None wakes `_measure_run`.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
-        self._is_waiting = False
         self._bugs = calls.BugCounter("the evaluation")
 
     def on_change(self, change: Change) -> None:
@@ -79,8 +78,9 @@ class Evaluation(calls.Companion):
         if report is not None and every and (report.round + 1) % every == 0:
             shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
             self._points.put_nowait((report.round, shown, rollbacks))
-        if change.ended or (change.reloaded and not self._run.state.running and self._is_waiting):
-            self._points.put_nowait(None)  # The run has ended, perhaps on another replica.
+        if change.ended:
+            self._points.put_nowait(None)
+            self.on_started()  # A run that was paused is measured after a stop.
 
     def on_started(self) -> None:
         """Start to measure the run, unless the measurement is already running."""
@@ -94,9 +94,7 @@ class Evaluation(calls.Companion):
         await self._measure_baselines()
         while not run.state.paused:
             if run.state.running or not self._points.empty():
-                self._is_waiting = True
                 point = await self._points.get()
-                self._is_waiting = False
                 if point is not None:  # None only wakes this loop.
                     await self._measure_point(*point)
             else:
@@ -118,7 +116,7 @@ class Evaluation(calls.Companion):
     async def _wait_for_leadership(self) -> None:
         state = self._run.state
         while not (self._is_leader() or state.running or state.metric.after is not None):
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_POLL_S)
             state = self._run.state
 
     def _deployable(self, state: RunState) -> _ShownPrompt:
@@ -132,9 +130,7 @@ class Evaluation(calls.Companion):
         if result is not None:
             # After a rollback during the measurement, the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await calls.persist(
-                    self._run, partial(self._run.record_metric, round_number, result[0])
-                )
+                await self._run.persist(partial(self._run.record_metric, round_number, result[0]))
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
@@ -152,14 +148,14 @@ class Evaluation(calls.Companion):
         # A prompt with a metric is never measured again, so store its outcomes before its metric.
         metric, prediction = result
         outcomes = Outcomes.of(which, prediction)
-        await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
+        await self._run.persist(partial(self._run.record_outcomes, outcomes))
         record = partial(self._run.apply, record_metric, which=which, value=metric)
         if which == "no_prompt":
             record = partial(record, biased=await in_thread(self._biased_metric, outcomes))
         elif which == "after":
             await self._measure_cheapest()
             record = partial(record, at=at, verdict=await self._verdict(shown))
-        await calls.persist(self._run, record)
+        await self._run.persist(record)
 
     def _biased_metric(self, bare: Outcomes) -> float | None:
         task = self._run.spec.task
@@ -172,21 +168,18 @@ class Evaluation(calls.Companion):
         result = short and await self._measure(_ShownPrompt(*short), self._examples)
         if result:
             outcomes = Outcomes.of("cheapest", result[1])
-            await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
+            await self._run.persist(partial(self._run.record_outcomes, outcomes))
 
     async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
         run = self._run
-        while True:
-            try:
-                verdict = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
-                break
-            except errors.StoreUnavailable as exc:
-                await self._wait_for_store(exc)
-            except Exception:
-                # The metric is stored nevertheless, because it is valid without a verdict.
-                lines = traceback.format_exc()
-                _log.error("the verdict failed", run_id=run.run_id, traceback=lines)
-                return None
+        try:
+            outcomes = await run.persist(run.outcomes) or {}
+            verdict = await in_thread(run.compute_verdict, outcomes, self._metric)
+        except Exception:
+            # The metric is stored nevertheless, because it is valid without a verdict.
+            lines = traceback.format_exc()
+            _log.error("the verdict failed", run_id=run.run_id, traceback=lines)
+            return None
         if isinstance(self._score, Judge) and verdict.conclusion != "no_prompt":
             preferred = await self._preference(self._score, tuned)
             verdict = verdict.model_copy(update={"preference": preferred})
@@ -208,33 +201,33 @@ class Evaluation(calls.Companion):
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[float, Prediction] | None:
         """Return a prompt's metric and predictions; None if no metric could be measured."""
-        run = self._run
-        while not run.state.paused:
-            try:
-                task, queries, answers = await self._query_prompt(shown, examples)
-                prediction = await Prediction.of(
-                    task, queries, answers, examples, score=self._score, measure=self._metric
-                )
-                self._bugs.reset(run)
-                return None if prediction.metric is None else (prediction.metric, prediction)
-            except (errors.BackendError, errors.BudgetExhausted, errors.SpecError) as exc:
-                _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
-                if isinstance(exc, _NEED_OPERATOR):
-                    await calls.persist(run, partial(run.pause, exc))
-            except errors.ProblemError as exc:
-                _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-            except errors.StoreUnavailable as exc:
-                await self._wait_for_store(exc)
-                continue
-            except Exception as exc:
-                # A repeated bug pauses the run, because each measurement is charged in full.
-                await calls.persist(run, partial(self._bugs.add, run, exc))
-            break
-        return None
+        return await self._run.persist(partial(self._measure_once, shown, examples))
 
-    async def _wait_for_store(self, cause: errors.StoreUnavailable) -> None:
-        _log.error("evaluation waits", run_id=self._run.run_id, reason=str(cause))
-        await asyncio.sleep(_RETRY_S)
+    async def _measure_once(
+        self, shown: _ShownPrompt, examples: Sequence[Example]
+    ) -> tuple[float, Prediction] | None:
+        run = self._run
+        if run.state.paused:
+            return None
+        try:
+            task, queries, answers = await self._query_prompt(shown, examples)
+            prediction = await Prediction.of(
+                task, queries, answers, examples, score=self._score, measure=self._metric
+            )
+            self._bugs.reset(run)
+            return None if prediction.metric is None else (prediction.metric, prediction)
+        except (errors.BackendError, errors.BudgetExhausted, errors.SpecError) as exc:
+            _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
+            if isinstance(exc, _NEED_OPERATOR):
+                await run.persist(partial(run.pause, exc))
+        except errors.ProblemError as exc:
+            _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
+        except errors.StoreUnavailable:
+            raise
+        except Exception as exc:
+            # A repeated bug pauses the run, because each measurement is charged in full.
+            await run.persist(partial(self._bugs.add, run, exc))
+        return None
 
     async def _query_prompt(
         self, shown: _ShownPrompt, examples: Sequence[Example]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import Score, Scores, Tensor
 from fedone_sdk.messages.tensor import from_wire
 from fedone_sdk.vocabulary import are_prompts
@@ -197,11 +197,11 @@ class ModelGateway:
         run, assignment_id = work.run, message.assignment_id
         call_budget = CallBudget(
             run,
-            lambda reservation_id, worst: run.apply(
+            lambda lease_id, worst: run.apply(
                 spending.reserve_call,
                 assignment_id=assignment_id,
                 call=call,
-                reservation_id=reservation_id,
+                reservation_id=lease_id,
                 worst=worst,
             ),
         )
@@ -221,13 +221,18 @@ class ModelGateway:
                 raise
             finally:
                 for reservation_id, used in call_budget.shares(call_budget.spent):
-                    await run.apply(
+                    reserved = call_budget.reserved(reservation_id)
+                    settle: Callable[[], Awaitable[None]] = partial(
+                        run.apply,
                         spending.settle_call,
                         assignment_id=assignment_id,
                         reservation_id=reservation_id,
                         used=used,
-                        reserved=call_budget.reserved(reservation_id),
+                        reserved=reserved,
                     )
+                    # A second attempt would charge a bill above `reserved` again.
+                    is_over = used.beyond(reserved) != NOTHING
+                    await (settle() if is_over else run.persist(settle))
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)

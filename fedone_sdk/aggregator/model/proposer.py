@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from fedone_sdk.aggregator.model.calls import Companion, persist, query_as_evaluation
+from fedone_sdk.aggregator.model.calls import Companion, query_as_evaluation
 from fedone_sdk.aggregator.rounds.lifecycle import begin_merge, count_call, propose
 from fedone_sdk.aggregator.rounds.machine import invalid
 from fedone_sdk.aggregator.rounds.run_state import Seat
@@ -89,9 +89,8 @@ class Proposer(Companion):
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
             dropped = len(proposals.texts_in(written)) - len(texts)
-            await run.apply(
-                propose, slot=self._slot, texts=texts, dropped=dropped, parents=request.parents
-            )
+            record = partial(run.apply, propose, slot=self._slot, texts=texts, dropped=dropped)
+            await run.persist(partial(record, parents=request.parents))
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
@@ -115,7 +114,7 @@ class Proposer(Companion):
             failure = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
             raise
         finally:
-            await persist(self._run, partial(self._run.apply, count_call, failure=failure))
+            await self._run.persist(partial(self._run.apply, count_call, failure=failure))
         return answer.text
 
     def _rated(self) -> Iterator[proposals.ScoredCandidate]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
 from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError
 from fedone_sdk.messages import ProposerReport
 
@@ -221,14 +221,21 @@ ModelRole = Literal["proposer", "judge"]
 
 
 def reserve_evaluation(
-    machine: RoundMachine, state: RunState, now: float, *, lease_id: str, worst: Usage
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    lease_id: str,
+    worst: Usage,
+    billed: bool = False,
 ) -> Result[None]:
-    """Reserve the upper bound on the cost of an evaluation, or of a call of another model."""
+    """Reserve a bound on the cost of an evaluation or another model, or a `billed` excess."""
+    add = Account.raise_lease if billed else Account.add
     try:
         state = replace(
             state,
-            evaluation=state.evaluation.add(lease_id, worst),
-            account=state.account.add(lease_id, worst.without_queries()),
+            evaluation=add(state.evaluation, lease_id, worst),
+            account=add(state.account, lease_id, worst.without_queries()),
         )
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
@@ -242,19 +249,13 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
-    reserved: Usage,
     role: ModelRole | None = None,
 ) -> Result[None]:
     """Charge the cost of an evaluation, or of a call of the model in `role`."""
-    account, evaluation = state.account, state.evaluation
-    if lease_id in evaluation.leases:
-        account = account.settle(lease_id, used.without_queries())
-        evaluation = evaluation.settle(lease_id, used)
-    else:  # The replica was lost, and `reserved` was charged. The bill may be higher.
-        if (used := used.beyond(reserved)) == NOTHING:
-            return Result(state=state)
-        account = account.charge(used.without_queries())
-        evaluation = evaluation.charge(used)
+    if lease_id not in state.evaluation.leases:
+        return Result(state=state)  # It is settled, or was charged in full with a lost replica.
+    account = state.account.settle(lease_id, used.without_queries())
+    evaluation = state.evaluation.settle(lease_id, used)
     if role == "proposer":
         state = replace(state, proposer=(state.proposer or ProposerReport()).and_then(spent=used))
     elif role == "judge":

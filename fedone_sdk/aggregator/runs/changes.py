@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Self
 
@@ -35,9 +35,9 @@ class Change:
         offered: Clients that can claim work now, because of a draw or of budget that became free.
         measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback; None without a rollback.
-        resumed: Whether the run runs again, or is no longer paused.
-        reloaded: Whether another replica changed the run; the other fields but `resumed` are then
-            unknown.
+        resumed: Whether the run runs again.
+        reloaded: Whether another replica changed the run; the other fields but `ended` and
+            `resumed` are then unknown.
         log: Lines of the run's log, each with its kind and body.
     """
 
@@ -56,16 +56,22 @@ class Change:
         """Return the change from the state `before` to the state in a handler's result."""
         after = result.state
         lines = dict(result.log)
-        return cls(
+        return replace(
+            cls.reload(before, after),
+            reloaded=False,
             offered=offers(before, after),
             closed=result.closed,
             finished=result.finished,
             measured="metric" in lines,
             back_to=lines["rollback"]["round"] if "rollback" in lines else None,
-            ended=not after.running and _phase(before) != _phase(after),
-            resumed=is_resumed(before, after),
             log=result.log,
         )
+
+    @classmethod
+    def reload(cls, before: RunState, after: RunState) -> Self:
+        """Return the change from the state `before` to the stored state `after`."""
+        ended = not after.running and _phase(before) != _phase(after)
+        return cls(reloaded=True, ended=ended, resumed=after.running and not before.running)
 
     @property
     def affects_rounds(self) -> bool:
@@ -104,11 +110,6 @@ class Change:
             facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
             write = _log.warning if state.paused or state.status == "failed" else _log.info
             write("run paused" if state.paused else "run ended", run_id=run_id, **facts)
-
-
-def is_resumed(before: RunState, after: RunState) -> bool:
-    """Whether a run runs again, or is no longer paused."""
-    return (after.running and not before.running) or (before.paused and not after.paused)
 
 
 Listener = Callable[[Any, Change], None]

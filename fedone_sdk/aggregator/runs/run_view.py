@@ -302,7 +302,7 @@ class RunView:
             models=state.models,
             privacy=self.machine.releases and self.machine.releases.report(state.releases),
             quarantined=len(state.quarantined),
-            wall_s=0.0 if began is None else round(until - began, 3),
+            wall_s=0.0 if began is None else max(round(until - began, 3), 0.0),
             seed=self.spec.seed,
         )
 
@@ -388,7 +388,7 @@ class RunView:
             return None
         if state.metric.no_prompt is None and state.metric.before is None:
             if state.evaluation.spent != NOTHING:
-                return not_measured("the model answered no dev row")
+                return not_measured("no measurement on the dev rows succeeded (see the log)")
             return not_measured("the server has no dev rows of this run (data.dev)")
         return not_measured("the final prompt is not evaluated yet")
 

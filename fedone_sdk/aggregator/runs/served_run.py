@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
@@ -19,13 +20,13 @@ from fedone_sdk.aggregator.rounds import RoundMachine, lifecycle, run_state
 from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.runs.changes import Change, is_resumed
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
 from fedone_sdk.aggregator.signals import RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import MethodError, ProblemError
+from fedone_sdk.errors import MethodError, ProblemError, StoreUnavailable
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import LostWork
 from fedone_sdk.vocabulary import Vocabulary
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
 ObserveCommit = Callable[[str], AbstractContextManager[object]]
+
+_RETRY_S = 1.0
 
 _SLOW: frozenset[Handler] = frozenset({assign, accept, lifecycle.stop, lifecycle.roll_back})
 """Handlers that may call the `ask` or the `tell` of the method."""
@@ -164,8 +167,7 @@ class ServedRun(RunView):
         except BaseException:
             self.may_be_stale = True
             raise
-        resumed = is_resumed(before, self.state)
-        self._listener(self, Change(reloaded=True, resumed=resumed))
+        self._listener(self, Change.reload(before, self.state))
 
     async def _load_record(self, record: stores.RunRecord) -> None:
         await self.read(record, stores.log_pages(self._store, self.run_id, after=self._logged))
@@ -206,6 +208,20 @@ class ServedRun(RunView):
             raise result.refusal
         reply: T = result.reply
         return reply
+
+    async def persist(self, action: Callable[[], Awaitable[T]]) -> T | None:
+        """Call `action` until the store is available; return None if it raises `ProblemError`."""
+        while True:
+            try:
+                return await action()
+            except ProblemError:
+                return None
+            except StoreUnavailable as exc:
+                _log.error("waiting for the store", run_id=self.run_id, reason=str(exc))
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    return None  # The next start of the server charges open leases in full.
+                await asyncio.sleep(_RETRY_S)
 
     async def _apply(self, handler: Handler, data: Mapping[str, Any]) -> Result[Any]:
         async with self._lock:
@@ -451,7 +467,7 @@ class ServedRun(RunView):
         for model in models:
             if model not in self.state.models:
                 _log.info("the provider reports the model's name", run_id=self.run_id, model=model)
-                await self.apply(lifecycle.record_model, model=model)
+                await self.persist(partial(self.apply, lifecycle.record_model, model=model))
 
     def count_unpriced(self, requests: int) -> None:
         """Add requests without a known price, so that the run's cost counts as unknown."""

@@ -8,6 +8,7 @@ show whether the commit was stored.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -153,7 +154,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
                 raise FedOneError(f"store {self.where} is in use by another process")
             await self._refuse_replicas(connection)
             if empty:
-                await connection.run_sync(schema.prepare, upgrading=False)
+                await connection.run_sync(_prepare, False)
             if connection.sync_connection is None:
                 raise self._not_open()
             yield connection.sync_connection
@@ -274,7 +275,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             if name in {stored.commits[place : place + _NAME_LENGTH] for place in places}:
                 return
             if tries > 1 and stored.version > version + _NUM_NAMES:
-                raise FedOneError(
+                raise StoreUnavailable(
                     f"store {self.where}: the connection broke in a commit to run {run_id!r}; "
                     "whether the commit was stored is unknown"
                 )
@@ -411,6 +412,8 @@ def _server_of(url: URL) -> tuple[URL, str, str]:
     query = {
         key: ",".join((text,) if isinstance(text, str) else text) for key, text in url.query.items()
     }
+    if re.fullmatch(r"[\da-fA-F.]*(:[\da-fA-F.]*){2,}", query.get("host", "")):
+        query["host"] = f"[{query['host']}]"  # asyncpg needs the brackets.
     if "ssl" in query:  # asyncpg's name
         query["sslmode"] = query.pop("ssl")
     where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
@@ -421,6 +424,10 @@ def _server_of(url: URL) -> tuple[URL, str, str]:
 def _prepare(connection: Connection, upgrading: bool) -> None:
     # Only one of several starting replicas may create the tables.
     connection.execute(_LOCK_MIGRATION)
+    encoding = connection.scalar(text("SHOW server_encoding"))
+    if encoding not in ("UTF8", "SQL_ASCII"):  # SQL_ASCII stores any bytes.
+        command = "CREATE DATABASE ... ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+        raise FedOneError(f"the database's encoding {encoding} lacks characters; use: {command}")
     schema.prepare(connection, upgrading=upgrading)
 
 
@@ -436,8 +443,8 @@ def _replace_connections(context: ExceptionContext) -> None:
 
     For example, a server that became a standby in a failover refuses writes.
     """
-    code = getattr(context.original_exception, "sqlstate", None) or ""
-    context.is_disconnect = context.is_disconnect or code in _CONNECTION_CODES
+    code = getattr(context.original_exception, "sqlstate", None)
+    context.is_disconnect = context.is_disconnect or code == "25006"
 
 
 def _is_database_error(error: BaseException) -> bool:
@@ -470,14 +477,11 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, broken) or code.startswith(_TRANSIENT)
 
 
-# Error code of a write in a read-only transaction.
-_CONNECTION_CODES = ("25006",)
 # Codes of broken connections, serialization and deadlock, too many connections, shutdown, start.
 _TRANSIENT = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
-_PATIENCE_S = 15.0
 _RETRYING = AsyncRetrying(
     retry=retry_if_exception(_is_transient),
-    stop=stop_after_delay(_PATIENCE_S),
+    stop=stop_after_delay(15.0),
     wait=wait_random_exponential(multiplier=0.05, max=1.0),
     reraise=True,
 )

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.files import erase_log, lock_file, use_wal
+from fedone_sdk.files import create_private, erase_log, lock_file, use_wal
 from fedone_sdk.stores.base import Commit, SingleProcess, check_run_of, run_shielded
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.store import SqlStore
@@ -41,6 +41,7 @@ _MAX_BATCH = 128
 
 _FILE_ERRORS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _NUM_READERS = 4
+_MOUNTS = Path("/proc/self/mountinfo")  # The mounts of this process, one per line; only on Linux.
 _MIN_FREE = 2**20
 """Minimum free space of the disk, bytes."""
 
@@ -71,7 +72,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         if self.where == ":memory:" or self.where.startswith("file:"):
             raise SpecError(f"{self.where!r} is not the path of a file", source="store")
         self._lock: int | None = None
-        self._file: tuple[str, os.stat_result] | None = None  # absolute path, and the file there
+        self._files: dict[str, os.stat_result] = {}  # by absolute path: the database and its log
         self._engine: Engine | None = None
         self._writer: Connection | None = None
         self._threads = _Threads()
@@ -91,6 +92,8 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
             _erase(writer)  # a killed process may have left deleted data in the log
+            paths = os.path.abspath(self.where), f"{os.path.realpath(self.where)}-wal"
+            self._files = {path: os.stat(path) for path in paths}
             return writer
 
         try:
@@ -98,7 +101,6 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 self._writer = await self._threads.write(connect, self._engine)
             upgrading = upgrading or serving
             await self._write(lambda connection: schema.prepare(connection, upgrading=upgrading))
-            self._file = _identity(self.where)
         except BaseException:
             await self.close()
             raise
@@ -122,7 +124,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
-        engine, self._engine, self._file = self._engine, None, None
+        engine, self._engine, self._files = self._engine, None, {}
         if engine is None:
             return
         if self._writing is not None:
@@ -194,7 +196,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
-        self._writing = self._threads.write(_run_batch, self._writer, works, self._file)
+        self._writing = self._threads.write(_run_batch, self._writer, works, self._files)
         self._writing.add_done_callback(partial(self._on_written, batch))
 
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
@@ -261,23 +263,20 @@ class _Threads:
         self._readers.shutdown()
 
 
-def _identity(where: str) -> tuple[str, os.stat_result]:
-    return os.path.abspath(where), os.stat(where)
-
-
 def _run_batch(
     connection: Connection,
     works: list[Callable[[Connection], Any]],
-    file: tuple[str, os.stat_result] | None,
+    files: dict[str, os.stat_result],
 ) -> _Outcomes:
     """Run writes in one transaction; a write that fails does not affect the others.
 
     If a savepoint itself fails, the whole transaction is rolled back, and the error is raised.
-    `file` is the path of the open file, and its status.
+    `files` are the open files, by path.
     """
     # SQLite would write to a file that was deleted, and all would be lost at the end.
-    if file is not None and not (os.path.exists(file[0]) and samestat(file[1], os.stat(file[0]))):
-        raise OSError("the file was deleted or replaced while it was open; restart this process")
+    for path, opened in files.items():
+        if not (os.path.exists(path) and samestat(opened, os.stat(path))):
+            raise OSError(f"{path} was deleted or replaced while it was open; restart this process")
     try:
         with connection.begin():
             if len(works) == 1:
@@ -313,7 +312,7 @@ def _run_in_savepoint(
 def _check_file(path: str, *, create: bool) -> None:
     """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        create_private(path)
     elif not os.path.exists(path):
         raise OSError("there is no such file")
 
@@ -329,10 +328,13 @@ def _lock(path: str) -> int:
     The database itself is not locked: when a process closes any descriptor of a file, it loses all
     its locks on the file, and so SQLite's locks.
     """
+    real = os.path.realpath(path)
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")
+    if _MOUNTS.exists() and f" {real} " in _MOUNTS.read_text():
+        raise OSError("it is mounted as a single file, without its log; mount its folder instead")
     try:
-        return lock_file(f"{os.path.realpath(path)}.lock")
+        return lock_file(f"{real}.lock")
     except BlockingIOError as exc:
         raise OSError("it is in use by another process") from exc
 

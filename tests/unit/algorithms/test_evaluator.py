@@ -79,7 +79,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
     moved = rows + best[:, None]
     losses = np.logaddexp.reduce(moved, axis=-1) - moved[:, np.arange(len(labels)), labels]
     truth = np.average(losses, axis=1, weights=weights)
-    estimates = evaluator.estimates()
+    estimates = evaluator.estimates
     assert np.corrcoef(estimates.value, truth)[0, 1] > 0.85
     # What is not known is about as much as it says.
     error = estimates.value - truth
@@ -101,7 +101,7 @@ def test_one_client_alone_makes_no_incumbent() -> None:
         observed = evaluator.observed
     observed = observed.with_batch(np.array([[0], [2]]), ClassLosses.plain(np.array([1.0, -3.0])))
     evaluator = Evaluator.of(observed, space, values)
-    assert observed.prompts[evaluator.incumbent(evaluator.estimates())].tolist() == [1]
+    assert observed.prompts[evaluator.incumbent(evaluator.estimates)].tolist() == [1]
 
 
 def test_the_same_rows_again_confirm_nothing() -> None:
@@ -113,7 +113,7 @@ def test_the_same_rows_again_confirm_nothing() -> None:
         observed = observed.with_batch(np.array([[0], [1]]), losses, Holder(client, all_rows=True))
         evaluator, _ = updated(observed, space, PRIOR)
         observed = evaluator.observed
-        best = observed.prompts[evaluator.incumbent(evaluator.estimates())]
+        best = observed.prompts[evaluator.incumbent(evaluator.estimates)]
         assert best.tolist() == [int(number == 4)]
     assert observed.trusted_evaluations.max() <= 2.0
 
@@ -130,12 +130,12 @@ def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
     size = len(observed.prompts)
     new = np.array([[first, 2, 3, 3] for first in range(3)])
     drawn = evaluator.draws(new, 20_000, rng)
-    posterior, kernel = evaluator.classes[0], evaluator.kernel
+    posterior, kernel = evaluator.classes[0], evaluator.parts.kernel
     assert posterior is not None
     # The textbook form: conditions on all losses, with intercepts of a huge variance.
     prior = kernel.matrix(features.present(np.concatenate([observed.prompts, new])))
     prior[range(size, size + 3), range(size, size + 3)] -= kernel.nugget
-    gain = prior[size:, :size] @ evaluator.inverse
+    gain = prior[size:, :size] @ evaluator.parts.inverse
     mean = np.append(posterior.mean, gain @ posterior.mean)
     known = np.concatenate([np.eye(size), gain])
     covariance = prior - known @ (prior[:size, :size] - posterior.unit) @ known.T

@@ -23,8 +23,7 @@ def method_of(name: str, space: Space = SPACE, **options: Any) -> Any:
 def test_a_space_lists_its_positions() -> None:
     assert SPACE.sizes == (3, 5, 5, 2)
     assert SPACE.blanks == (0, None, None, 1)
-    assert SPACE.slots == (0, 1, 1, 2)
-    assert list(SPACE.groups()) == [(0,), (1, 2), (3,)]
+    assert list(SPACE.groups()) == [([0], 3, 0), ([1, 2], 5, None), ([3], 2, 1)]
     assert SPACE.mask.sum(axis=1).tolist() == [3, 5, 5, 2]
     assert np.allclose(SPACE.uniform.sum(axis=1), 1.0)
     assert SPACE.reference is not None
@@ -38,20 +37,18 @@ def test_one_slot_draws_as_a_plain_vocabulary_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("slots", "width", "message"),
     [
-        ({"sizes": (), "blanks": (), "slots": ()}, "for each position"),
-        ({"sizes": (2, 3), "blanks": (None,), "slots": (0, 1)}, "for each position"),
-        ({"sizes": (1, 1), "blanks": (None, None), "slots": (0, 1)}, "one position needs two"),
-        ({"sizes": (2,), "blanks": (2,), "slots": (0,)}, "blank must lie"),
-        ({"sizes": (2, 2), "blanks": (None, None), "slots": (1, 2)}, "numbered from 0"),
-        ({"sizes": (2, 3), "blanks": (None, None), "slots": (0, 0)}, "same candidates"),
-        ({"sizes": (4,), "blanks": (None,), "slots": (0,), "width": 3}, "width must be"),
+        ([], None, "each slot needs a position"),
+        ([(1, 2, None), (0, 2, None)], None, "each slot needs a position"),
+        ([(1, 1, None), (1, 1, None)], None, "one position needs two"),
+        ([(1, 2, 2)], None, "blank must lie"),
+        ([(1, 4, None)], 3, "width must be"),
     ],
 )
-def test_impossible_spaces(fields: dict[str, Any], message: str) -> None:
+def test_impossible_spaces(slots: Any, width: int | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Space(**fields)
+        Space.of(slots, width)
 
 
 def test_compact_moves_blanks_within_their_slot() -> None:

@@ -226,3 +226,11 @@ async def test_a_local_model_leaves_the_event_loop_free_and_no_thread(case: Case
     await case.backend.aclose()
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if LOCAL[case.kind] in name]
+
+
+@pytest.mark.parametrize("case", ["onnx"], indirect=True)
+async def test_few_long_queries_stay_in_memory(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedone_sdk.backends.base._MAX_PREPARED", 1000)  # tokens
+    for number in range(40):
+        await case.backend.quote(case.ask(*[f" a slow film {number}" * 10] * 5))
+    assert 1 <= len(case.backend._recent) <= 5

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import random
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from contextlib import closing, suppress
@@ -343,6 +345,15 @@ class TestFile:
                 known = await cached.score(query)
         assert known == replace(answer, usage=NOTHING, cached=len(rows))
         assert repr(known.log_probs) == repr(answer.log_probs)  # -0.0 is not 0.0
+
+    async def test_two_caches_on_one_file_keep_its_locks(self, tmp_path: Path) -> None:
+        """Otherwise another process that closes the file deletes the log with later answers."""
+        file = tmp_path / "a"
+        other = f"import sqlite3; sqlite3.connect({str(file)!r}).execute('SELECT * FROM answers')"
+        async with Caching(Oracle(), file=file) as cached, Caching(Oracle(), file=file):
+            await cached.score(ask("a"))
+            await asyncio.to_thread(subprocess.run, [sys.executable, "-c", other], check=True)
+            assert set(modes(tmp_path)) == {"a", "a-wal", "a-shm"}
 
     async def test_evicted_answers_are_read_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,18 +80,26 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "says", "retry_after"),
-    [("rate_limited:2", "429", 2.0), ("rate_limited_ms:250", "429", 0.25), ("error", "500", None),
-     ("error:408", "408", None), ("error:409", "409", None), ("error:425", "425", None),
-     ("overloaded:3", "503", 3.0)],
+    ("behaviour", "kind", "says", "retry_after"),
+    [("rate_limited:2", BackendUnavailable, "429", 2.0),
+     ("rate_limited_ms:250", BackendUnavailable, "429", 0.25),
+     ('merged:{"finish_reason": "insufficient_system"}', BackendUnavailable, "insufficient", None),
+     *((f"error:{status}", BackendUnavailable, str(status), None)
+       for status in (408, 409, 425, 498, 499, 500)),
+     ("overloaded:3", BackendUnavailable, "503", 3),
+     ("no_quota", BackendBlocked, "no quota left: add credit", None),
+     ("error:402", BackendBlocked, "no quota left", None),
+     ("bad_key", BackendBlocked, "put a valid one in its place (the key is in FAKE_KEY)", None),
+     ("no_model", BackendBlocked, "no model 'fake-1'", None),
+     ("error:405", BackendBlocked, "check model and base_url", None)],
 )  # fmt: skip
-async def test_what_may_pass_can_be_tried_again(
-    behaviour: str, says: str, retry_after: float | None
+async def test_an_error_says_whether_it_may_pass_or_what_to_change(
+    behaviour: str, kind: type[BackendError], says: str, retry_after: float | None
 ) -> None:
     failure = await failure_of(behaviour)
-    assert type(failure) is BackendUnavailable
+    assert type(failure) is kind
     assert says in str(failure)
-    assert failure.retry_after_s == retry_after
+    assert getattr(failure, "retry_after_s", None) == retry_after
     assert failure.usage == ONE
 
 
@@ -105,19 +113,6 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
     failure = await failure_of(behaviour, timeout_s=timeout_s)
     assert type(failure) is BackendUnavailable
     assert failure.usage is None
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "says"),
-    [("no_quota", "no quota left: add credit"), ("error:402", "no quota left"),
-     ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-     ("no_model", "no model 'fake-1'"), ("error:405", "check model and base_url")],
-)  # fmt: skip
-async def test_an_error_names_what_to_change(behaviour: str, says: str) -> None:
-    failure = await failure_of(behaviour)
-    assert type(failure) is BackendBlocked
-    assert says in str(failure)
-    assert failure.usage == ONE
 
 
 @pytest.mark.parametrize("behaviour", ["bad_key", "forbidden", "error:400", "error:500"])
@@ -172,19 +167,15 @@ async def test_another_secret_is_known_by_the_name_of_its_variable(
     assert "I know [removed] of Grenoble-Isère" in str(failure)
 
 
-async def test_a_message_that_is_cut_off_has_no_part_of_the_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MY_ACCESS", "0123456789abcdef" * 2)
-    failure = await error_of("x" * 280 + " {}", status=400, key_env="MY_ACCESS")
-    assert "0123" not in str(failure)
-
-
-async def test_a_short_key_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server at home takes any, and such a word may stand in a message by chance."""
-    monkeypatch.setenv("MY_ACCESS", "seven77")
-    failure = await error_of("{} of it is right", status=400, key_env="MY_ACCESS")
-    assert "seven77 of it is right" in str(failure)
+async def test_a_message_has_no_part_of_a_long_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server at home takes any short key, and such a word may stand in a message by chance.
+    for key, says, part, shown in (
+        ("0123456789abcdef" * 2, "x" * 280 + " {}", "0123", False),
+        ("seven77", "{} of it is right", "seven77 of it is right", True),
+    ):
+        monkeypatch.setenv("MY_ACCESS", key)
+        failure = await error_of(says, status=400, key_env="MY_ACCESS")
+        assert (part in str(failure)) is shown
 
 
 async def test_a_dead_server_costs_nothing() -> None:
@@ -247,9 +238,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
 
 async def test_a_certificate_that_is_not_accepted_is_named(certificate: ssl.SSLContext) -> None:
     async with FakeOpenAI(tls=certificate) as server:
-        with pytest.raises(
-            BackendBlocked, match=r"certificate is not accepted .*self.sig"
-        ) as caught:
+        with pytest.raises(BackendBlocked, match=r"certificate is not accepted .*self") as caught:
             await ask(server.base_url)
         assert not server.received
     assert caught.value.usage == NOTHING
@@ -264,11 +253,9 @@ async def test_https_to_a_plain_server_is_named() -> None:
 def test_rate_limits_are_read() -> None:
     assert rate_limits({"content-type": "application/json"}) is None
     headers = {
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "12ms",
-        "x-ratelimit-remaining-tokens": "149984",
-        "x-ratelimit-reset-tokens": "1m30.5s",
-    }
+        "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "12ms",
+        "x-ratelimit-remaining-tokens": "149984", "x-ratelimit-reset-tokens": "1m30.5s",
+    }  # fmt: skip
     assert rate_limits(headers) == RateLimits(
         requests=59, requests_reset_s=0.012, tokens=149_984, tokens_reset_s=90.5
     )
@@ -280,10 +267,8 @@ def test_rate_limits_are_read() -> None:
      ("soon", None), ("1x", None), ("-3", None), ("nan", None), ("", None)],
 )  # fmt: skip
 def test_durations(value: str, seconds: float | None) -> None:
-    limits = rate_limits(
-        {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": value}
-    )
-    assert limits == RateLimits(requests=1, requests_reset_s=seconds)
+    headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": value}
+    assert rate_limits(headers) == RateLimits(requests=1, requests_reset_s=seconds)
 
 
 def test_the_time_to_wait_is_read() -> None:
@@ -291,17 +276,15 @@ def test_the_time_to_wait_is_read() -> None:
     assert retry_after_s({"retry-after": "7"}) == 7
     assert retry_after_s({"retry-after": "7", "retry-after-ms": "1500"}) == 1.5
     assert retry_after_s({"retry-after": "later"}) is None
-    dates = {
-        "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT",
-        "date": "Wed, 21 Oct 2015 07:27:00 GMT",
-    }
-    assert retry_after_s(dates) == 60  # by the provider's clock
+    at = "Wed, 21 Oct 2015 07:{}:00 GMT".format
+    assert retry_after_s({"retry-after": at(28), "date": at(27)}) == 60  # by the provider's clock
     assert retry_after_s({"retry-after": "7"}, "Please retry after 45 seconds.") == 7
     for said, seconds in {
         "Please retry after 45 seconds.": 45.0,
         "Please try again in 1m12.5s. Visit": 72.5,
         "{'details': [{'@type': 'RetryInfo', 'retryDelay': '38s'}]}": 38.0,
-        "try again later": None,
+        "Please retry in 38.5s. Rate": 38.5,
+        "try again in some time": None,
     }.items():
         assert retry_after_s({}, said) == seconds
 
@@ -314,13 +297,13 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
     [
         (None, 50, 9),
         ({}, 50, 9),
-        ({"prompt_tokens": 7}, 7, 9),
+        ({"prompt_tokens": 7.0, "completion_tokens": float("nan")}, 7, 9),
         ({"prompt_tokens": 7, "total_tokens": 20}, 7, 13),
         ({"completion_tokens": 1, "total_tokens": 70}, 50, 20),
         # Less than was sent or written counts as the quote.
         ({"prompt_tokens": 4, "completion_tokens": 1}, 50, 1),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 50, 9),
-        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 30}, 50, 30),
+        ({"prompt_tokens": 0, "completion_tokens": 1, "total_tokens": 70}, 50, 20),
         ({"prompt_tokens": 7, "completion_tokens": 1}, 7, 1),
         ({"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 20}, 7, 13),
         ({"prompt_tokens": -7, "completion_tokens": True}, 50, 9),
@@ -404,9 +387,10 @@ def test_the_account_of_a_key_is_told_to_openai_alone(monkeypatch: pytest.Monkey
 
 def test_an_address_that_is_none_is_named() -> None:
     hosts = ("htps://localhost", "http://", "http://h:99999", "http://h:port", "http://[::1")
-    for url in ("localhost:8000", "http://a b", *hosts):
-        with pytest.raises(SpecError, match=r"base_url: .* is not a URL"):
+    for url in ("localhost:8000", "http://a b", "https://u:secret@h", *hosts):
+        with pytest.raises(SpecError, match=r"base_url: .* is not a URL") as caught:
             ModelServer("m", base_url=f"{url}/v1", api_key_env=None, timeout_s=5)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

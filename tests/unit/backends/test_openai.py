@@ -65,15 +65,14 @@ async def make() -> AsyncIterator[Make]:
 
 def ask(text: str = "a fine film", *, prompt: str = "Decide:", **options: Any) -> Query:
     rendered: Rendered = (
-        Part("prompt", prompt),
-        Part("text", " "),
-        Part("field", text),
+        Part("prompt", prompt), Part("text", " "), Part("field", text),
         Part("text", " great or terrible?"),
-    )
+    )  # fmt: skip
     return Query(**{"inputs": (rendered,), "label_words": WORDS, **options})
 
 
 TEXT = "Decide: a fine film great or terrible?"
+SILENT = 'merged:{{"finish_reason": "{}", "logprobs": null, "message": {{"content": null}}}}'.format
 
 
 def float32(value: float) -> float:
@@ -103,10 +102,8 @@ async def test_a_label_is_the_sum_of_its_spellings(make: Make, api: str) -> None
     assert row == tuple(map(float32, row or ()))
     assert answer.censored == 0
     assert answer.model == "fake-1-2026-01-01 (system_fingerprint fp_fake)"
-    tokens = server.received[0]
-    assert answer.usage == Usage(
-        requests=1, prompt_tokens=tokens.prompt_tokens, completion_tokens=1
-    )
+    sent = server.received[0].prompt_tokens
+    assert answer.usage == Usage(requests=1, prompt_tokens=sent, completion_tokens=1)
 
 
 async def test_the_request_is_as_documented(make: Make) -> None:
@@ -114,14 +111,9 @@ async def test_the_request_is_as_documented(make: Make) -> None:
         await make(server, reasoning_effort="none").score(ask())
         await make(server, api="completions").score(ask())
     assert server.received[0].body == {
-        "model": "fake-1",
-        "messages": [{"role": "user", "content": TEXT}],
-        "max_tokens": 1,
-        "temperature": 1,
-        "logprobs": True,
-        "top_logprobs": 20,
-        "reasoning_effort": "none",
-    }
+        "model": "fake-1", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1,
+        "temperature": 1, "logprobs": True, "top_logprobs": 20, "reasoning_effort": "none",
+    }  # fmt: skip
     assert server.received[1].body == {
         "model": "fake-1", "prompt": TEXT, "max_tokens": 1, "temperature": 1, "logprobs": 20,
     }  # fmt: skip
@@ -178,14 +170,16 @@ def test_rounding_does_not_break_the_bound() -> None:
 
 
 def test_tokens_that_are_not_really_shown_are_not_used() -> None:
-    shown = [{"token": " great", "logprob": -0.1}, {"token": " bad", "logprob": -9999.0}]
-    content = [{"token": " great", "logprob": -0.1, "top_logprobs": shown}]
-    completion = Completion.model_validate({"choices": [{"logprobs": {"content": content}}]})
+    tokens = {"x": -3.0, "y": math.nan, " great": -0.1, " bad": -9999.0}
+    shown = [{"token": token, "logprob": value} for token, value in tokens.items()]
+    choice = {"logprobs": {"content": [{"token": " great", "top_logprobs": shown}]}}
+    completion = Completion.model_validate({"choices": [choice], "system_fingerprint": "fp_1"})
+    assert completion.version is None  # Nothing without the name of a model.
     top = completion.choices[0].top()
-    assert top == [(" great", -0.1)]
+    assert top == [(" great", -0.1), ("x", -3.0)]
     row, censored = label_log_probs(top, " great", ["great", "bad"])
     assert censored == 1
-    assert row[1] == pytest.approx(math.log(1 - math.exp(-0.1)), abs=2e-5)
+    assert row[1] == pytest.approx(math.log(1 - math.exp(-0.1) - math.exp(-3)), abs=5e-5)
 
 
 def test_spellings_of_a_label() -> None:
@@ -211,17 +205,16 @@ async def test_the_written_label_counts_for_a_choice(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        "JSON schema conversion failed",
-        "Structured outputs are not supported",
-        "'x.response_schema'",
-    ],
-)
-async def test_a_schema_that_a_server_refuses_is_left_out(make: Make, said: str) -> None:
-    backend = make(None)
-    with pytest.raises(FormChanged, match="without a JSON schema"):
-        backend._form.adapt(Reply(400, {"error": {"message": said}}, {}), [("user", "x")], 1)
+    ("said", "change"),
+    [("Multiple candidates is not enabled for this model", "at most 4 answers"),
+     *((said, "without a JSON schema")
+       for said in ("JSON schema conversion failed", "Structured outputs are not supported",
+                    "'x.response_schema'", "Failed to initialize samplers: cannot parse grammar"))],
+)  # fmt: skip
+async def test_what_a_server_refuses_is_changed(make: Make, said: str, change: str) -> None:
+    backend = make(None, log_probs={"samples": 8})
+    with pytest.raises(FormChanged, match=change):
+        backend._form.adapt(Reply(400, {"error": {"message": said}}, {}), [("user", "x")], 8)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +330,9 @@ async def test_a_text_is_written(make: Make, api: str) -> None:
     assert answer.usage.completion_tokens <= 5
 
 
-@pytest.mark.parametrize("behaviour", ["filtered", "refused", "empty"])
+@pytest.mark.parametrize(
+    "behaviour", ["filtered", "refused", "empty", *map(SILENT, ("SAFETY", "tool_calls", "stop"))]
+)
 async def test_an_input_that_fails_is_none(make: Make, behaviour: str) -> None:
     async with FakeOpenAI(script=Script(default=behaviour)) as server:
         labels = await make(server).score(ask())
@@ -357,6 +352,10 @@ async def test_a_usage_that_is_missing_is_the_quote(make: Make) -> None:
         answer = await backend.score(ask())
     assert answer.usage == quoted.without_queries()
     assert answer.usage.prompt_tokens > 0
+    async with FakeOpenAI(bills=lambda _, tokens: (tokens, (tokens[0], 4))) as server:
+        backend = make(server, log_probs={"samples": 3}, tokenizer=TOKENIZER)
+        answer = await backend.score(ask(want="counts", samples=3))
+    assert answer.usage.completion_tokens == 3 * 64  # llama.cpp's server reports one answer's.
 
 
 async def test_a_quote_covers_the_schema(make: Make) -> None:
@@ -449,6 +448,7 @@ async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch
     async with OpenAIBackend("gpt-4.1-nano") as backend:
         body = backend._form.body(ask(), [("user", "x")], 1, None)
         assert body["max_completion_tokens"] == 1
+        assert body["service_tier"] == "default"  # A project's own may be dearer.
         assert backend.fingerprint == "openai:api.openai.com:gpt-4.1-nano"
         # Their frame is known; that of others is not.
         assert backend.worst_case(1).prompt_tokens == 1024 + 16
@@ -471,17 +471,13 @@ async def test_no_log_probs_cost_one_request_and_block_until_reset(
 ) -> None:
     async with FakeOpenAI(log_probs=log_probs, latency_s=0.01) as server:
         backend = ModelClient(make(server), retry=RetrySpec())
-        failures = await asyncio.gather(
-            *(backend.score(ask(str(index))) for index in range(50)), return_exceptions=True
-        )
+        calls = [backend.score(ask(str(index))) for index in range(50)]
+        failures: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         assert len(server.received) == 1
-        costs = []
         for failure in failures:
             assert isinstance(failure, BackendBlocked)
             assert "shows no log-probabilities: set log_probs: false" in str(failure)
-            assert failure.usage is not None
-            costs.append(failure.usage)
-        assert sum(usage.requests for usage in costs) == 1
+        assert sum(failure.usage.requests for failure in failures) == 1
         server.log_probs = "shown"
         backend.reset()
         assert (await backend.score(ask())).log_probs[0] is not None
@@ -522,15 +518,14 @@ async def test_an_input_is_tokenised_once(make: Make) -> None:
         assert Counted.texts == [TEXT]
 
 
-async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
-    async with FakeOpenAI(script=Script(default="reasons")) as server:
-        with pytest.raises(BackendRefused, match="reasoning_effort: none") as caught:
-            await make(server, log_probs=False).score(ask(want="choice"))
-    assert caught.value.usage is not None
-    assert caught.value.usage.completion_tokens == 64
-    async with FakeOpenAI(script=Script(default='merged:{"message": {"content": ""}}')) as server:
-        text = await make(server).score(ask(want="text", max_tokens=3))
-    assert text.texts == (None,)  # This server reports no reasoning tokens.
+@pytest.mark.parametrize("behaviour", ["reasons", SILENT("length")])
+async def test_a_model_that_only_reasons_is_named(make: Make, behaviour: str) -> None:
+    async with FakeOpenAI(script=Script(default=behaviour)) as server:
+        for want in ("choice", "text"):
+            with pytest.raises(BackendRefused, match="reasoning_effort: none") as caught:
+                await make(server, log_probs=False).score(ask(want=want, max_tokens=64))
+            usage = caught.value.usage or NOTHING
+            assert usage.completion_tokens == server.received[-1].completion_tokens
 
 
 @pytest.mark.parametrize(
@@ -553,8 +548,8 @@ async def test_a_failure_is_of_its_kind_and_does_not_last(
 
 @pytest.mark.parametrize(
     "body",
-    [b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"logprobs": 3}]}', b'{"choices": null}',
-     b""],
+    [b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"logprobs": 3, "message": "no"}]}', b"",
+     b'\xef\xbb\xbf{"choices": null, "base_resp": {"status_code": 1008, "status_msg": "no"}}'],
 )  # fmt: skip
 async def test_an_answer_of_another_shape_is_a_clear_error(
     make: Make, monkeypatch: pytest.MonkeyPatch, body: bytes
@@ -569,6 +564,7 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
         with pytest.raises(BackendUnavailable, match="not a completion") as caught:
             await make(server).score(ask())
     assert caught.value.usage is None
+    assert caught.value.said[:2] == {b"{": "ch", b"\xef": "no"}.get(body[:1], "")
 
 
 # Its name
@@ -584,7 +580,6 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
         ({"log_probs": False}, ""), ({"timeout_s": 5.0}, ""),
         ({"api": "completions", "max_input_tokens": 16}, ":api=completions,max_input_tokens=16"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_settings_that_move_scores_are_in_the_fingerprint(
     make: Make, settings: dict[str, Any], ending: str
@@ -635,10 +630,13 @@ async def test_a_model_is_there_or_it_is_named_with_its_neighbours(make: Make) -
 
 
 async def test_a_server_that_has_only_the_list_is_asked_for_that(make: Make) -> None:
-    models: dict[str, dict[str, object]] = {"fake-1": {}, "/a.gguf": {"aliases": ["mine", "a"]}}
+    models: dict[str, dict[str, object]] = {"fake-1": {}, "/a.gguf": {"aliases": ["mine", "a/*"]}}
     async with FakeOpenAI(models=models, lists_models="list") as server:
-        for name in ("fake-1", "mine"):
+        for name in ("fake-1", "mine", "fake-1:nitro", "a/b"):
             await make(server, model=name).check(WORDS)
+        deployment = make(server, model="b")
+        deployment._host = "name.openai.azure.com"
+        await deployment.check(WORDS)
         with pytest.raises(BackendBlocked, match="does not exist"):
             await make(server, model="b").check(WORDS)
         assert "/v1/models" in server.asked

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedone_sdk.backends import Answer, ModelClient, Query
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.errors import BackendRefused, FormBlocked
 from fedone_sdk.spec import RetrySpec
 from fedone_sdk.task import Part
@@ -44,6 +46,10 @@ async def test_one_of_a_batch_fails_alone() -> None:
     answer = await client_of(inner).score(ask(*"abcdefgx"))
     assert [row is None for row in answer.log_probs] == [False] * 7 + [True]
     assert len(inner.asked) == 7  # Four with it, and their three other halves.
+    inner.flagged, payer = ("x", "Q: "), BudgetGuard(None)
+    with pytest.raises(FormBlocked) as caught:
+        await client_of(inner).score(replace(ask("x", "y"), payer=payer))
+    assert caught.value.usage == (await payer.account()).spent
 
 
 async def test_one_device_does_not_block_the_others() -> None:

@@ -94,7 +94,7 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
     [
         '["one", "two"]', '\ufeff[\n  "one",\n  "two"\n]\n',
         'Here they are:\n```json\n["one", "two"]\n```\nGood luck [sic]!',
-        '<think>[1] says ["no"] [x]</think> {"candidates": ["one", "two"]}',
+        '<think>[1] says ["no", "x", "y"] [x]</think> {"candidates": ["one", "two"]}',
         '[{"text": "one", "why": "short"}, {"text": "two"}]',
         '["one", "two", "thr',
         '["one", "two", 3, null, ["four"], {"a": 1}]',
@@ -106,7 +106,7 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
         '["one", "{sentence}", "{label:2}", "{}", "{\\n}", "two"]',
         '["one", "two", "' + "x" * 401 + '"]',
         '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two"]',
-        '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "</think>"]',
+        '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "<\\/think>"]',
     ],
 )  # fmt: skip
 def test_many_forms_of_the_same_answer(text: str) -> None:

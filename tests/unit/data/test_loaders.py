@@ -49,26 +49,23 @@ def test_json_array(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load_examples(write("bom.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode())) == ROWS
 
 
-def test_csv_quoting(write: Write) -> None:
-    path = write("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n')
-    assert load_examples(path) == [
-        {"sentence": 'a "fine" film,\nreally', "label": "1"},
-        {"sentence": "plain", "label": "0"},
-    ]
-    spaced = write("spaced.csv", 'y, text\n0, "a, b"\n')
-    assert load_examples(spaced) == [{"y": "0", "text": "a, b"}]
-    old = write("old.csv", "text,label\n„Spaß“ mit Zoë,1\n".encode("cp1252"))
-    assert load_examples(old) == [{"text": "„Spaß“ mit Zoë", "label": "1"}]
-
-
-def test_tsv_has_no_quoting(write: Write) -> None:
-    text = '\ufeff\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\nquotes"\t1\n'
-    path = write("rows.tsv", text)
-    assert load_examples(path) == [
-        {"sentence": '"unbalanced', "label": "1"},
-        {"sentence": "return\rinside", "label": "0"},
-        {"sentence": 'quotes"', "label": "1"},
-    ]
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n',
+         ['a "fine" film,\nreally', "plain"]),
+        ("rows.tsv",
+         '\ufeff\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\nquotes"\t-1\n',
+         ['"unbalanced', "return\rinside", 'quotes"']),
+        ("spaced.csv", 'label, sentence\n1, "a, b"\n', ["a, b"]),
+        ("old.csv", "label,sentence\n1,„Spaß“ mit Zoë\n".encode("cp1252"), ["„Spaß“ mit Zoë"]),
+    ],
+)  # fmt: skip
+def test_csv_has_quoting_and_tsv_has_none(
+    write: Write, name: str, content: str | bytes, text: list[str]
+) -> None:
+    rows = [{"sentence": sentence, "label": str(1 - at)} for at, sentence in enumerate(text)]
+    assert load_examples(write(name, content)) == rows
 
 
 def test_parquet(tmp_path: Path, write: Write) -> None:

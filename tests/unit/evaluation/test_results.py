@@ -191,7 +191,7 @@ def test_the_same_trials_give_the_same_interval() -> None:
     targets = rng.integers(2, size=30).tolist()
     first, second = trials(rng, 3, targets, 0.8), trials(rng, 3, targets, 0.7)
     assert difference("f1", first, second, 2) == difference("f1", first, second, 2)
-    same = difference("accuracy", first, first, 2)
+    same = difference("f1", first, first, 2)
     assert same == (0.0, 0.0, 0.0, 3, 0.0, 0.5)
 
 

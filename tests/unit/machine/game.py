@@ -211,7 +211,7 @@ class Game:
         if isinstance(work, LossesAssignment):
             losses = tuple(0.5 + 0.1 * i for i in range(work.prompts.shape[0]))
             return LossesUpdate(**{**common, "losses": losses, **changes})
-        alpha = np.frombuffer(work.alpha.to_bytes(), "<f4").reshape(work.alpha.shape)
+        alpha = np.frombuffer(work.alpha.data, "<f4").reshape(work.alpha.shape)
         packed = Tensor.from_bytes((alpha * np.float32(1.25)).tobytes(), alpha.shape, "float32")
         return AlphaUpdate(**{**common, "alpha": packed, "mean_loss": 0.5, **changes})
 

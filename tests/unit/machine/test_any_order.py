@@ -187,7 +187,7 @@ class AnyOrder(RuleBasedStateMachine):
         position = data.draw(st.integers(0, len(self.evaluations) - 1))
         lease_id, worst = self.evaluations.pop(position)
         used = Usage(queries=worst.queries)
-        self.apply(spending.settle_evaluation, lease_id=lease_id, used=used, reserved=worst)
+        self.apply(spending.settle_evaluation, lease_id=lease_id, used=used)
 
     @rule(seconds=st.sampled_from([1, 10, 60, 100]))
     def time_passes(self, seconds: float) -> None:
@@ -283,7 +283,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "game"):
             return
         for lease_id, worst in self.evaluations:
-            self.apply(spending.settle_evaluation, lease_id=lease_id, used=worst, reserved=worst)
+            self.apply(spending.settle_evaluation, lease_id=lease_id, used=worst)
         if self.state.status in ("stopped", "failed"):
             self.apply(lifecycle.resume)
         for client in self.state.quarantined:

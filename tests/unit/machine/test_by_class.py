@@ -120,12 +120,10 @@ class TestBadNumbers:
     def test_counts(self, counts: tuple[float, ...], detail: str) -> None:
         assert detail in self.refused({"class_counts": counts})
 
-    def test_no_more_than_were_asked_for(self) -> None:
+    def test_no_more_than_were_asked_for_and_not_none(self) -> None:
         """Each example weighs: who says a billion would outweigh all others."""
-        change = {"class_counts": (3, 2), "scored": Scored(scored=5)}
+        change: dict[str, Any] = {"class_counts": (3, 2), "scored": Scored(scored=5)}
         assert self.refused(change) == "scored: 5 examples, a mini-batch has at most 4"
-
-    def test_none_at_all(self) -> None:
         change = {"by_class": None, "class_counts": ()}
         assert self.refused(change) == "by_class: is missing; the run's calibration is labels"
 

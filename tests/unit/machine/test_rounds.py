@@ -209,11 +209,9 @@ class TestRounds:
 
 
 class TestSizes:
-    def test_alpha_must_fit_a_message(self) -> None:
+    def test_alpha_and_a_gateway_s_answer_must_fit_a_message(self) -> None:
         with pytest.raises(ValueError, match="alpha would hold"):
             RoundMachine("run", spec_of(), vocab_size=2**22)
-
-    def test_a_gateway_s_answer_must_fit_a_message(self) -> None:
         with pytest.raises(ValueError, match="answer of the gateway would hold"):
             RoundMachine("run", spec_of(num_samples=65536, batch_size=1024), vocab_size=N)
 
@@ -300,15 +298,12 @@ class TestBadUpdates:
     @pytest.mark.parametrize(
         ("scored", "welcome"),
         [
-            (Scored(scored=8, failed=1, vetoed=1), True),
-            (Scored(scored=4, failed=1), True),
-            (Scored(scored=79, failed=21), False),
-            (Scored(scored=3, vetoed=1), False),
-            (Scored(scored=0), False),
-            (Scored(scored=0, failed=5), False),
+            (Scored(scored=8, failed=1, vetoed=1), True), (Scored(scored=4, failed=1), True),
+            (Scored(scored=79, failed=21), False), (Scored(scored=3, vetoed=1), False),
+            (Scored(scored=0), False), (Scored(scored=0, failed=5), False),
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_too_few_scored(self, exchange: str, scored: Scored, welcome: bool) -> None:
         game = Game(spec_of(participation={"exchange": exchange}, batch_size=100))
         work = game.take()

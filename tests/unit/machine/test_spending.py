@@ -243,20 +243,17 @@ class TestGatewaySpending:
         assert game.spent.queries == SAMPLES + 1
         assert game.spent.requests >= SAMPLES + 1
 
-    def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
-        """A model on the device answered: its spending was not observed."""
-        game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
+    @pytest.mark.parametrize("own_models", [None, "charged"])
+    def test_an_update_that_the_gateway_never_scored(self, own_models: str | None) -> None:
+        """It costs its lease, or its losses are invented: by default no device has a model."""
+        game = Game(spec_of(participation={"own_models": own_models}), gateway=True)
         work = game.take()
         game.gateway(work, 1)
-        game.send(work)
-        assert game.spent == GATEWAY_QUERY * SAMPLES
-
-    def test_an_update_that_the_gateway_never_scored_is_refused(self) -> None:
-        """By default there is no model on the devices, so that such losses are invented."""
-        game = Game(spec_of(), gateway=True)
-        work = game.take()
-        game.gateway(work, 1)
-        assert refusal(game.send(work)).code == "invalid_message"
+        if own_models is None:
+            assert refusal(game.send(work)).code == "invalid_message"
+        else:
+            game.send(work)
+            assert game.spent == GATEWAY_QUERY * SAMPLES
 
     def test_no_more_queries_than_leased(self) -> None:
         game = Game(spec_of(), gateway=True)
@@ -382,19 +379,25 @@ class TestEvaluation:
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
         used = Usage(queries=3, requests=3)
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=used)
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
 
-    @pytest.mark.parametrize("requests", [4, 7])
-    def test_a_bill_above_what_a_lost_replica_had_reserved_is_charged(self, requests: int) -> None:
-        game, worst = Game(spec_of(), gateway=True), Usage(queries=3, requests=5)
+    @pytest.mark.parametrize("lost", [False, True])
+    def test_a_bill_above_its_bound_is_charged_once(self, lost: bool) -> None:
+        """Also if the replica was lost, and if the store loses each answer."""
+        game = Game(spec_of(), gateway=True)
+        worst, beyond = Usage(queries=3, requests=5), Usage(requests=2)
         game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
-        game.apply(charge_lost_replicas, **ALL_GONE)
-        used = Usage(queries=3, requests=requests)
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=used, reserved=worst)
-        assert game.state.evaluation.spent == used.at_least(worst)
-        assert game.spent == used.at_least(worst).without_queries()
+        if lost:
+            game.apply(charge_lost_replicas, **ALL_GONE)
+        for _ in range(2):
+            game.apply(reserve_evaluation, lease_id="evaluation-2", worst=beyond, billed=True)
+        for _ in range(2):
+            game.apply(settle_evaluation, lease_id="evaluation-1", used=worst)
+            game.apply(settle_evaluation, lease_id="evaluation-2", used=beyond)
+        assert game.state.evaluation.spent == worst + beyond
+        assert game.spent == (worst + beyond).without_queries()
 
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
@@ -403,7 +406,7 @@ class TestEvaluation:
         assert len(game.seat()) == 1
         assert game.claim(game.state.seats[0].client) is None
         assert game.state.running
-        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING, reserved=worst)
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
         assert game.take().leased_queries == 2
 
 

@@ -88,18 +88,11 @@ def test_constant_and_tied_losses_break_nothing(ties: np.ndarray) -> None:
 
 @pytest.mark.parametrize(
     ("bound", "number", "within"),
-    [
-        (5.0, 0.0, 0.0),
-        (5.0, 4.7, 4.7),  # the margin is 0.3
-        (5.0, 5.0, 5.0 - 0.3**2 / 1.2),
-        (5.0, 5.3, 5.0),
-        (5.0, 9.6, 1.0),
-        (5.0, 11.6, -1.0),
-        (5.0, 21.2 + 3.0, 3.0),
-        (0.01, 0.01, 0.0075),  # the margin is the bound
-        (0.01, 0.02, 0.01),
-    ],
-)
+    # The margin is 0.3, and at most the bound.
+    [(5.0, 0.0, 0.0), (5.0, 4.7, 4.7), (5.0, 5.0, 5.0 - 0.3**2 / 1.2), (5.0, 5.3, 5.0),
+     (5.0, 9.6, 1.0), (5.0, 11.6, -1.0), (5.0, 21.2 + 3.0, 3.0), (0.01, 0.01, 0.0075),
+     (0.01, 0.02, 0.01)],
+)  # fmt: skip
 def test_bounded(bound: float, number: float, within: float) -> None:
     found = bounded([number, -number], bound)
     assert found.dtype == np.float32

@@ -49,13 +49,12 @@ null
 {{- $store := "/var/lib/fedone/fedone.db" -}}
 {{- if eq .Values.store.kind "postgresql" -}}
 {{- $database := .Values.store.postgresql -}}
-{{- $query := list -}}
+{{- /* As parameters, because a host may also be an IPv6 address or the folder of a socket. */ -}}
+{{- $query := list (printf "host=%s" (include "fedone.databaseHost" . | urlquery)) (printf "port=%d" (int $database.port)) -}}
 {{- range $name, $value := $database.parameters -}}
 {{- $query = append $query (printf "%s=%s" $name (urlquery $value)) -}}
 {{- end -}}
-{{- $address := printf "%s:%d" (include "fedone.databaseHost" .) (int $database.port) -}}
-{{- $url := printf "postgresql://%s@%s/%s" (urlquery $database.user) $address $database.database -}}
-{{- if $query -}}{{- $url = printf "%s?%s" $url (join "&" $query) -}}{{- end -}}
+{{- $url := printf "postgresql://%s@/%s?%s" (urlquery $database.user) $database.database (join "&" $query) -}}
 {{- $store = dict "url" $url "password" (dict "env" "DATABASE_PASSWORD") -}}
 {{- end -}}
 {{- $runs := list -}}
