@@ -224,8 +224,7 @@ class ServedRun(RunView):
                 _log.error("waiting for the store", run_id=self.run_id, reason=str(exc))
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
-                    # The next start of the server charges open leases in full.
-                    raise asyncio.CancelledError from exc
+                    raise asyncio.CancelledError from exc  # The next start charges open leases.
                 await asyncio.sleep(_RETRY_S)
 
     async def _apply(self, handler: Handler, data: Mapping[str, Any]) -> Result[Any]:
