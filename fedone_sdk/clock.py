@@ -6,14 +6,16 @@ import asyncio
 import email.utils
 import inspect
 import time
-from collections.abc import Awaitable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Clock", "SystemClock", "answer_of", "end", "wait_until_s", "within"]
+__all__ = ["Clock", "SystemClock", "answer_of", "end", "is_async", "wait_until_s", "within"]
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Clock(Protocol):
     """A source of the current time."""
 
@@ -80,6 +82,13 @@ async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=grace_s)
+
+
+def is_async(function: Callable[..., Any] | None) -> bool:
+    """Return whether a function, or an object's ``__call__``, is async."""
+    while isinstance(function, partial):
+        function = function.func
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 async def answer_of(returned: Any) -> Any:

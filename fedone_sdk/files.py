@@ -93,6 +93,19 @@ def lock_file(path: str | Path) -> int:
     return descriptor
 
 
+@contextmanager
+def open_database(path: str | Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Open a SQLite file that only its owner can read; close it again if the body fails."""
+    create_private(path)
+    # The connection may be used in another thread than this one.
+    db = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    try:
+        yield db
+    except BaseException:
+        db.close()
+        raise
+
+
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
@@ -105,8 +118,8 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
         try:
             db.execute("PRAGMA journal_mode=WAL")
             return
-        except sqlite3.OperationalError:
-            if time.monotonic() > give_up:
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import re
@@ -23,7 +22,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError,
 from pydantic_core import SchemaError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from fedone_sdk.clock import answer_of
+from fedone_sdk.clock import answer_of, is_async
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec, in_unicode
 
@@ -109,9 +108,8 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
             # Async functions are called here, other functions in a thread.
-            is_async = any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
             call = partial(score, text, deepcopy(dict(example)))  # It may change its example.
-            result = await answer_of(call() if is_async else await _in_thread(call))
+            result = await answer_of(call() if is_async(score) else await _in_thread(call))
         result = result if isinstance(result, Score) else Score(float(result))
         value, feedback = float(result.value), in_unicode(str(result.feedback))
     except Exception as exc:

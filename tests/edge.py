@@ -14,13 +14,7 @@ _HOOKS, _NETWORK, _POLICY = ({f.name for f in fields(k)} for k in (Hooks, Networ
 
 
 def edge_client(server: str, **options: Any) -> EdgeClient:
-    """Create an edge client.
-
-    Args:
-        server: Its first argument.
-        options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id`, `require_privacy`,
-            `budget`, `labels` and `reflect` are the policy.
-    """
+    """Create an edge client from arguments of `EdgeClient` and of its options."""
     hooks = {name: options.pop(name) for name in _HOOKS & options.keys()}
     network = {name: options.pop(name) for name in _NETWORK & options.keys()}
     policy = {name: options.pop(name) for name in _POLICY & options.keys()}

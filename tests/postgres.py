@@ -40,12 +40,7 @@ def find_binaries() -> Path | None:
 
 
 class Cluster:
-    """A PostgreSQL server, as the user ``postgres`` where the tests run as root.
-
-    Attributes:
-        socket_folder: Where its socket is.
-        port: Of the socket, and on 127.0.0.1, where a password is asked.
-    """
+    """A PostgreSQL server, as user ``postgres`` where tests run as root; also on 127.0.0.1."""
 
     def __init__(self, binaries: Path, folder: Path, *, fsync: bool = True) -> None:
         self._binaries, self._fsync = binaries, fsync

@@ -23,21 +23,7 @@ _opener = build_opener(ProxyHandler({}))
 
 
 class Process:
-    """A running command.
-
-    Args:
-        argv: The command.
-        environment: All its variables.
-        folder: Where it runs, and its output is kept.
-        name: Of the files with its output.
-        start_new_session: Whether it leads a session.
-        separate: Whether standard error is kept apart from the log, in `err`.
-        patience_s: Longest wait for it, seconds.
-
-    Attributes:
-        popen: The process.
-        patience_s: As given.
-    """
+    """A running command; `separate` keeps its standard error apart from the log, in `err`."""
 
     def __init__(
         self,
@@ -110,13 +96,7 @@ def running(
 
 
 def until(true: Callable[[], object], *processes: Process, patience_s: float | None = None) -> None:
-    """Waits for something that another process does: no manual clock reaches into it.
-
-    Args:
-        true: The condition.
-        processes: An error if one of them ends before.
-        patience_s: Longest wait, seconds; by default that of the processes.
-    """
+    """Waits for something that a process does; an error if one of `processes` ends before."""
     if patience_s is None:
         patience_s = max((each.patience_s for each in processes), default=PATIENCE_S)
     deadline = time.monotonic() + patience_s

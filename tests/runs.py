@@ -104,15 +104,7 @@ async def train(service: Service, run: ServedRun, data: Sequence[Mapping[str, An
 
 
 class RecordingTransport(MemoryTransport):
-    """Keep the messages that a client sends.
-
-    Attributes:
-        claims: In the order of their requests, like the others.
-        works: Assignments that were received.
-        scores: Requests to the gateway.
-        updates: With those that were refused.
-        declines: Of work that is given back.
-    """
+    """Keep the messages that a client sends, with refused updates, in order."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)

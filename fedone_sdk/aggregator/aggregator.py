@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -25,6 +25,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.spec.base import check_kinds
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
@@ -78,14 +79,19 @@ class Aggregator:
             "admin_token": admin_token,
             "admin_tokens": admin_tokens,
         }
-        problems = []
-        if backend is not None and not isinstance(backend, LLMBackend):
-            problems.append(f"backend: is {type(backend).__name__}; it must be an LLMBackend")
-        if store is not None and not hasattr(store, "add_run"):
+        if not isinstance(store, Store | None):
             kind = type(store).__name__  # A URL may contain a password.
-            problems.append(f"store: is {kind}; it must be a Store, such as SqlStore.sqlite(path)")
-        if problems:
-            raise SpecError(problems, source="Aggregator")
+            problem = f"store: is {kind}; it must be a Store, such as SqlStore.sqlite(path)"
+            raise SpecError(problem, source="Aggregator")
+        check_kinds(
+            "Aggregator",
+            backend=(backend, LLMBackend | None),
+            limits=(limits, Limits),
+            cors=(cors, CorsConfig),
+            clock=(clock, Clock | None),
+            observers=(observers, Observers),
+            retention=(retention, Retention),
+        )
         self._is_default_store = store is None
         self.service = Service(
             store=store or MemoryStore(),
@@ -211,6 +217,14 @@ class Aggregator:
             LabelWordError: A label word is not one token of the model.
             SpecError: The run cannot work, or its name is taken by a different run.
         """
+        check_kinds(
+            "add_run",
+            spec=(spec, RunSpec),
+            vocabulary=(vocabulary, Vocabulary | None),
+            score=(score, Callable | None),
+            measure=(measure, Callable | None),
+            proposer=(proposer, LLMBackend | None),
+        )
         load_method(spec.method)
         run = await self.service.add_run(
             spec, vocabulary, dev=dev, score=score, measure=measure, proposer=proposer
@@ -237,7 +251,8 @@ class RunHandle:
     async def wait(self) -> RunResult:
         """Return the result once the run has ended and its final prompt is measured.
 
-        A run that is stopped, paused or failed counts as ended until it is resumed.
+        A run that is stopped, paused or failed counts as ended until it is resumed. If the
+        aggregator stops, the result is returned at once, with the run's status.
         """
         await self._service.wait(self._run)
         return self.result()
@@ -266,7 +281,7 @@ class RunHandle:
             while True:
                 for report in feed.take():
                     yield report
-                if not (self._run.state.running or feed.has_more):
+                if self._service.draining or not (self._run.state.running or feed.has_more):
                     break
                 await feed.wait()
             result = await self.wait()

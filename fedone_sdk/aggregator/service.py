@@ -172,6 +172,8 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
+        for run in self.runs.values():
+            run.ended.set()  # so that `wait` returns
         await wait_pending(self.store)  # Includes the work of callers that were cancelled.
         await self.store.close()
 

@@ -18,8 +18,8 @@ from typing import TypeVar
 from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.budget.guard import PATIENCE_S
-from fedone_sdk.errors import BackendBlocked, BudgetExhausted, SpecError
-from fedone_sdk.files import create_private, transaction, use_wal
+from fedone_sdk.errors import BackendBlocked, BudgetExhausted, SpecError, one_line
+from fedone_sdk.files import open_database, transaction, use_wal
 
 T = TypeVar("T")
 
@@ -244,36 +244,25 @@ class _AnswerFile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # SQLite would create a file that all users can read, and answers may contain private text.
-    create_private(path)
-    # From here on, only the worker thread uses the connection.
-    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
-    try:
-        _prepare(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute("BEGIN IMMEDIATE")  # Other processes may create the same file.
-    (application,) = db.execute("PRAGMA application_id").fetchone()
-    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if (application, tables) == (0, 0):
-        db.execute(
-            "CREATE TABLE answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL, "
-            "model TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID"
-        )
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    elif application != _APPLICATION_ID:
-        raise SpecError("is a SQLite file of another program", source=str(path))
-    db.execute("COMMIT")
-    use_wal(db, PATIENCE_S)
-    (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if state != "ok":
-        raise sqlite3.DatabaseError(f"it is damaged ({' '.join(state.split())})")
+    # After this function, only the worker thread uses the connection.
+    with open_database(path, PATIENCE_S) as db:
+        db.execute("PRAGMA synchronous=FULL")
+        with transaction(db):  # Other processes may create the same file.
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if (application, tables) == (0, 0):
+                db.execute(
+                    "CREATE TABLE answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL, "
+                    "model TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID"
+                )
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            elif application != _APPLICATION_ID:
+                raise SpecError("is a SQLite file of another program", source=str(path))
+        use_wal(db, PATIENCE_S)
+        (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged ({one_line(state)})")
+        return db
 
 
 def _dump(value: object) -> bytes:

@@ -244,8 +244,15 @@ class ModelClient(Wrapper):
 
 
 def metered(backend: LLMBackend) -> LLMBackend:
-    """Return a backend that charges the payer of a query, failed attempts included."""
-    return backend if backend.metered else ModelClient(backend)
+    """Return a backend that charges the payer of a query, failed attempts included.
+
+    The result is the same object for each call, because it learns from the provider's bills.
+    """
+    if backend.metered:
+        return backend
+    client: ModelClient = vars(backend).setdefault("_metered_client", ModelClient(backend))
+    client._copy_attributes()
+    return client
 
 
 def _rows(answer: Answer) -> list[Answer]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from fedone_sdk._values import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget, Lease
 from fedone_sdk.errors import DataError, UnknownLease
-from fedone_sdk.files import transaction, use_wal
+from fedone_sdk.files import open_database, transaction, use_wal
 
 T = TypeVar("T")
 
@@ -299,20 +299,16 @@ def _naming(path: str) -> Iterator[None]:
     """Turn errors of SQLite and damaged rows into a `DataError` that names the file."""
     try:
         yield
-    except (sqlite3.Error, ValidationError) as exc:
+    except (OSError, sqlite3.Error, ValidationError) as exc:
         reason = "a row is damaged" if isinstance(exc, ValidationError) else exc
         raise DataError(f"{path}: cannot be used as a ledger: {reason}") from exc
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
-    try:
+    with open_database(path, PATIENCE_S) as db:
         use_wal(db, PATIENCE_S)
         db.execute("PRAGMA synchronous=FULL")
-    except BaseException:
-        db.close()
-        raise
-    return db
+        return db
 
 
 def _read(db: sqlite3.Connection) -> Account:

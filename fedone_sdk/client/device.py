@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import structlog
+from pydantic import ValidationError
 
 from fedone_sdk import errors
 from fedone_sdk.backends.base import LLMBackend
@@ -36,6 +36,9 @@ _MAX_RUNS = 8
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
 """Failures that would recur in all work of the run, so that the device declines the whole run."""
+
+_FOREIGN = ("json_invalid", "missing", "model_type")
+"""Pydantic's errors in answers that are not an aggregator's."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -96,9 +99,6 @@ class KnownRuns:
     """Cache of the tasks and candidates of a device's runs.
 
     If the device has its own model, the label words of each run are checked with this model.
-
-    Attributes:
-        num_proposals: For each run, the number of candidates that the device has proposed.
     """
 
     def __init__(self, device: Device) -> None:
@@ -106,7 +106,6 @@ class KnownRuns:
         self._session, self._backend = device.session, device.backend
         self._tasks: dict[str, RunTask] = {}
         self._vocabularies: dict[str, tuple[int, Vocabulary]] = {}
-        self.num_proposals = Counter[str]()
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._tasks
@@ -119,7 +118,12 @@ class KnownRuns:
         try:
             run = await self._session.call(self._session.transport.task, run_id)
         except errors.MessageError as exc:
-            # The server may be newer and use a method that this version does not know.
+            # The server may be newer and use a method that this version does not know. An answer
+            # that lacks a run's keys is not the server's, but for example a captive portal's.
+            if not isinstance(cause := exc.__context__, ValidationError) or any(
+                len(each["loc"]) <= 1 and each["type"] in _FOREIGN for each in cause.errors()
+            ):
+                raise
             raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
             if not run.task.slots:  # With slots, `vocabulary` checks the label words.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -22,7 +22,9 @@ from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, server_url, token_of
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
-from fedone_sdk.messages import Assignment, Claim
+from fedone_sdk.files import user_path
+from fedone_sdk.messages import Assignment, Claim, Enrol
+from fedone_sdk.spec.base import check_kinds, validate_spec
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +59,8 @@ class EdgeClient:
         token: Enrolment token, required until the device has enrolled.
         backend: The device's own model; if None, the gateway scores.
         state_dir: Folder for the device's identity, unsent updates and paid losses; None keeps them
-            in memory. No other process can use the folder until the end of ``async with``.
+            in memory. No other process, and no other client of the server, can use the folder until
+            the end of ``async with``.
 
     Raises:
         DataError: `data` is empty, the state folder cannot be created, another process uses it, or
@@ -81,14 +84,20 @@ class EdgeClient:
         hooks: Hooks | None = None,
         network: Network | None = None,
     ) -> None:
-        options.check_kinds(
-            token=(token, str),
-            policy=(policy, WorkPolicy),
-            hooks=(hooks, Hooks),
-            network=(network, Network),
+        check_kinds(
+            "arguments",
+            label=(label, str | None),
+            token=(token, str | None),
+            backend=(backend, LLMBackend | None),
+            state_dir=(state_dir, str | Path | None),
+            policy=(policy, WorkPolicy | None),
+            hooks=(hooks, Hooks | None),
+            network=(network, Network | None),
         )
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
-        options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
+        claim = {"num_examples": 1, "run_id": policy.run_id, "wait_s": network.wait_s}
+        validate_spec(Enrol, {"name": network.name}, source="arguments")
+        validate_spec(Claim, claim, source="arguments")
         token = token_of(token)
         self._source = Source(data)
         self._may_fit_more = True  # Whether rows may fit runs that they did not fit before.
@@ -99,7 +108,8 @@ class EdgeClient:
         events = options.EventSink(hooks.on_event)
         # The identity belongs to the server, however the app spells its URL.
         address = str(server_url(server)) if network.transport is None else server
-        state = DeviceState(state_dir, address, locks=network.transport is None)
+        folder = None if state_dir is None else user_path(state_dir)
+        state = DeviceState(folder, address, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
@@ -113,7 +123,7 @@ class EdgeClient:
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=backend,
             reflect=policy.reflect,
-            budget=options.budget_guard(policy, state_dir, backend),
+            budget=options.budget_guard(policy, state.file, backend),
             privacy=privacy,
             # A simulation, which has its own transport, checks the rows of all clients at once.
             logs_fit=network.transport is None,
@@ -122,6 +132,7 @@ class EdgeClient:
         self._backoff = session.Backoff()
         # One turn at a time, also if an app calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
+        self._num_users = 0  # Calls in progress, and 1 inside ``async with``.
         state.close()
 
     @property
@@ -134,25 +145,40 @@ class EdgeClient:
         return f"EdgeClient({state.server!r}, client_id={state.identity.client_id!r})"
 
     async def __aenter__(self) -> Self:
+        self._num_users += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._num_users -= 1
         await self._session.transport.aclose()
         self._device.state.release()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        """Context of a call; without ``async with`` its end closes the connections of its loop."""
+        self._num_users += 1
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                await self._session.transport.aclose()
 
     async def run_forever(self) -> None:
         """Work until the aggregator's runs have ended, or `stop` is called; outages are retried.
 
         Raises:
+            DataError: Another client uses the state folder.
             ProblemError: The aggregator refuses this device or its version.
             SpecError: The device has not enrolled, and has no token.
         """
         with self._stop.scope():
-            while not self._stop.is_set():
-                turn = await self.run_once()
-                if turn.outcome == "ended":
-                    return
-                await self._stop.sleep(turn.next_turn_s)
+            async with self._connected():
+                while not self._stop.is_set():
+                    turn = await self.run_once()
+                    if turn.outcome == "ended":
+                        return
+                    await self._stop.sleep(turn.next_turn_s)
 
     async def run_for(self, seconds: float) -> None:
         """Work for a limited time, such as the time that a mobile system gives to an app.
@@ -180,7 +206,7 @@ class EdgeClient:
     async def run_once(self) -> Turn:
         """Send unsent updates, claim work once, and do the work. Errors: see `run_forever`."""
         with self._stop.scope():
-            async with self._turns:
+            async with self._connected(), self._turns:
                 try:
                     turn = await self._turn()
                 except session.Paused:
@@ -276,7 +302,7 @@ class EdgeClient:
             SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
-        async with self._turns:
+        async with self._connected(), self._turns:
             await self._session.enrol()
 
     async def rotate_credential(self) -> None:
@@ -286,7 +312,7 @@ class EdgeClient:
             ProblemError: The aggregator refuses.
             TransportError: The aggregator cannot be reached.
         """
-        async with self._turns:
+        async with self._connected(), self._turns:
             await self._session.enrol()
             await self._session.rotate()
 
@@ -308,7 +334,7 @@ class EdgeClient:
             SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
-        async with self._turns:
+        async with self._connected(), self._turns:
             await self._session.enrol()
             rows = await self._source.rows()
             listed = await self._session.call(self._session.transport.runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,9 +12,9 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Budget
 from fedone_sdk.client.rows import BeforeSend
+from fedone_sdk.clock import is_async
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import Claim, Enrol
-from fedone_sdk.spec import validate_spec
+from fedone_sdk.spec.base import check_kinds
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import ScoreFunction
 
@@ -143,12 +142,9 @@ class Hooks:
     before_propose: BeforeSend | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            hook = getattr(self, field.name)
-            if hook is not None and not callable(hook):
-                kind = type(hook).__name__
-                raise ArgumentError(f"hooks.{field.name}: is {kind}; it must be a function")
-        if inspect.iscoroutinefunction(self.on_event):
+        hooks = {f"hooks.{field.name}": getattr(self, field.name) for field in fields(self)}
+        check_kinds("arguments", **{key: (hook, Callable | None) for key, hook in hooks.items()})
+        if is_async(self.on_event):
             raise ArgumentError("hooks.on_event: must not be async, because it is not awaited")
 
 
@@ -182,18 +178,17 @@ class WorkPolicy:
     reflect: LLMBackend | Literal["gateway"] | None = None
 
     def __post_init__(self) -> None:
-        check_kinds(
-            "policy.", privacy=(self.privacy, RequiredPrivacy), budget=(self.budget, Budget)
-        )
+        privacy, budget = (self.privacy, RequiredPrivacy | None), (self.budget, Budget | None)
+        check_kinds("arguments", **{"policy.privacy": privacy, "policy.budget": budget})
         writes_text = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
         if not writes_text and self.reflect not in ("gateway", None):
             raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
 
 
 def budget_guard(
-    policy: WorkPolicy, folder: str | Path | None, backend: LLMBackend | None
+    policy: WorkPolicy, state_file: Path | None, backend: LLMBackend | None
 ) -> BudgetGuard | None:
-    """Return the device's budget, counted in a file of the state folder; None if it has no caps."""
+    """Return the device's budget, counted in a file next to its state; None if it has no caps."""
     budget, reflect = policy.budget, policy.reflect
     if budget is None:
         return None
@@ -206,23 +201,9 @@ def budget_guard(
         if unit not in bounded:
             names = ", ".join(sorted(bounded))
             raise ArgumentError(f"policy.budget.{unit}: this client can only cap {names}")
-    ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
+    file = None if state_file is None else state_file.with_name("budget.sqlite3")
+    ledger = None if file is None else SqliteLedger(file)
     return BudgetGuard(budget, ledger=ledger, name="client")
-
-
-def check_kinds(prefix: str = "", **arguments: tuple[object, type]) -> None:
-    """Check that each argument is None or an object of its class."""
-    for name, (value, kind) in arguments.items():
-        if not isinstance(value, kind | None):
-            given = type(value).__name__
-            raise ArgumentError(f"{prefix}{name}: is {given}; it must be {kind.__name__}")
-
-
-def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
-    """Check the arguments that become fields of messages."""
-    validate_spec(Enrol, {"name": name}, source="arguments")
-    claim = {"num_examples": 1, "run_id": run_id, "wait_s": wait_s}
-    validate_spec(Claim, claim, source="arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Usage
 from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
-from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
+from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, FormBlocked, ProblemError
 from fedone_sdk.losses import feedback, predicted
 from fedone_sdk.messages import MAX_TEXT_CHARS, Judged, Proposal, Reflect
 from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
@@ -61,6 +61,8 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
             # The device does not decline: the server would learn that the model failed on a text.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
+        if type(exc) is FormBlocked:
+            backend.reset()  # Later work asks again, because the refusal may have ended.
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
         raise kind(reason_of(exc)) from exc
     finally:
@@ -160,19 +162,17 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
         run or the app allows no proposal, or if the model failed.
     """
     work = step.work
-    reflection, num_proposals = work.run.reflection, work.runs.num_proposals
+    reflection = work.run.reflection
     if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
         return None
-    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # The device's own limit per run.
-        return None
+    if len(work.journal.proposals(work.assignment.run_id)) >= MAX_PROPOSALS:
+        return None  # The device's own limit per run.
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)
-        proposal = await _better_candidate(step, parent, reflection.slot)
+        return await _better_candidate(step, parent, reflection.slot)
     except (BackendError, BudgetError, Declining, ProblemError) as exc:
         _log.warning("no candidate proposed", reason=str(exc))
         return None
-    num_proposals[work.assignment.run_id] += proposal is not None
-    return proposal
 
 
 async def _better_candidate(step: Step, parent: int, slot: str) -> Proposal | None:
@@ -195,11 +195,16 @@ async def _better_candidate(step: Step, parent: int, slot: str) -> Proposal | No
     biases = step.biases and step.biases.part(only_parent)
     number = step.number + 1
     trial = replace(step, number=number, prompts=prompts, biases=biases, proposal=proposal)
+    if work.device.backend is None and work.device.reflect != "gateway":
+        work.journal.add_proposal(work.assignment.run_id)  # The gateway gets the device's text.
     if trial.missing:
         await work.ask(trial, trial.missing)
     pairs = zip(step.losses(parent), trial.losses(0), strict=True)
     gains = [old - new for old, new in pairs if old is not None and new is not None]
-    return proposal if sum(gains) > 0 else None
+    if sum(gains) <= 0:
+        return None
+    work.journal.add_proposal(work.assignment.run_id)
+    return proposal
 
 
 async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequence[Judged]) -> str:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
 import structlog
 from pydantic import Base64Bytes, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
@@ -24,7 +25,7 @@ from pydantic import Base64Bytes, ConfigDict, Field, FiniteFloat, TypeAdapter, V
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import create_private, erase_log, lock_file, sync_path, transaction, use_wal
+from fedone_sdk.files import erase_log, lock_file, open_database, sync_path, transaction, use_wal
 from fedone_sdk.messages import Message, Secret, Update, encode
 from fedone_sdk.task import LogProbs
 
@@ -69,12 +70,14 @@ _COUNT = (
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
+_IN_USE = "{}: {} works with this state folder; end it, or give each device a folder of its own"
+
 _MAX_ASSIGNMENTS = 8
 """Maximum number of assignments with entries. Without a maximum, a server could fill the disk by
 assignments that it never ends."""
 
-_MAX_NOISED = 1000
-"""Maximum number of assignments for which the state records that noise was drawn."""
+_MAX_KEPT = 1000
+"""Maximum number of assignments with drawn noise, and of runs with proposals, that are recorded."""
 
 
 class Identity(Message):
@@ -111,12 +114,14 @@ class DeviceState:
         DataError: The folder cannot be created, or another process uses it.
     """
 
-    _locks: ClassVar[dict[Path, tuple[int, int]]] = {}
-    """For each file, the descriptor of its lock, and how many objects of this process use it."""
+    _locks: ClassVar[dict[Path, tuple[int, WeakSet[DeviceState]]]] = {}
+    """For each file, the descriptor of its lock, and the objects of this process that use it."""
+    _users: ClassVar[WeakValueDictionary[tuple[Path, str], DeviceState]] = WeakValueDictionary()
+    """For each file and server, the object that works; another one would do the same work."""
 
     def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
         self._db: sqlite3.Connection | None = None
-        self._locks_file, self._has_read, self._holds_lock = locks, False, False
+        self._locks_file = locks
         self.server = server
         self.file = None if folder is None else Path(folder).absolute() / _FILE
         self._fails = False
@@ -130,16 +135,21 @@ class DeviceState:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):  # An error of the disk is reported when the file is used.
             sync_path(folder.parent)  # writes the folder's name to the disk
-        self.acquire()
+        self._load(self.file)
 
     def acquire(self) -> None:
-        """Lock the file and read its entries, unless this was done since the last `release`."""
-        if self.file is None or self._has_read:
+        """Begin to work: read the entries again, unless this was done since the last `release`."""
+        if self.file is None or self._users.get((self.file, self.server)) is self:
             return
+        self._load(self.file)
+        if self._users.setdefault((self.file, self.server), self) is not self and self._locks_file:
+            raise DataError(_IN_USE.format(self.file.parent, "another client of this program"))
+        self._users[self.file, self.server] = self
+
+    def _load(self, file: Path) -> None:
         if self._locks_file:
             with suppress(OSError):  # An error of the disk is reported when the entries are read.
-                self._lock(self.file)
-        self._has_read = True
+                self._lock(file)
         query = (
             "SELECT assignment_id, kind, name, value FROM entries WHERE server = ? ORDER BY rowid"
         )
@@ -153,28 +163,25 @@ class DeviceState:
             self._set(self._missing)
 
     def _lock(self, file: Path) -> None:
-        descriptor, holders = self._locks.get(file, (-1, 0))
-        if not holders:
+        if file not in self._locks:
             try:
-                descriptor = lock_file(f"{file}.lock")
+                self._locks[file] = lock_file(f"{file}.lock"), WeakSet()
             except BlockingIOError:
-                raise DataError(
-                    f"{file.parent}: another process works with this state folder; end it, or give "
-                    "each device a folder of its own"
-                ) from None
-        self._locks[file], self._holds_lock = (descriptor, holders + 1), True
+                raise DataError(_IN_USE.format(file.parent, "another process")) from None
+        self._locks[file][1].add(self)
 
     def release(self) -> None:
-        """Close the file, and let another process use it."""
+        """Close the file, and let another process or object use it."""
         self.close()
-        self._has_read = False
-        if self.file is not None and self._holds_lock:
-            descriptor, holders = self._locks.pop(self.file)
-            self._holds_lock = False
-            if holders > 1:
-                self._locks[self.file] = descriptor, holders - 1
-            else:
-                os.close(descriptor)
+        if self.file is None:
+            return
+        if self._users.get((self.file, self.server)) is self:
+            del self._users[self.file, self.server]
+        descriptor, holders = self._locks.get(self.file, (-1, WeakSet()))
+        holders.discard(self)
+        if descriptor >= 0 and not holders:
+            del self._locks[self.file]
+            os.close(descriptor)
 
     def __del__(self) -> None:
         self.release()
@@ -229,8 +236,9 @@ class DeviceState:
         return is_stored
 
     def clear(self) -> None:
-        """Delete all entries of the server."""
-        self.write(dict.fromkeys(self._entries), erases=True)
+        """Delete all entries of the server, except the record of proposals."""
+        deleted = [key for key in self._entries if key[1] != "proposals"]
+        self.write(dict.fromkeys(deleted), erases=True)
 
     def _set(self, changes: Mapping[Key, str | None]) -> None:
         for key, value in changes.items():
@@ -246,7 +254,8 @@ class DeviceState:
             return {}
         oldest = self.assignments[_MAX_ASSIGNMENTS - 1 :]
         evicted = [key for key in self._entries if key[0] in oldest]
-        return dict.fromkeys(evicted + self.keys("", "noised")[:-_MAX_NOISED])
+        old = self.keys("", "noised")[:-_MAX_KEPT] + self.keys("", "proposals")[:-_MAX_KEPT]
+        return dict.fromkeys(evicted + old)
 
     @property
     def identity(self) -> Identity:
@@ -331,11 +340,23 @@ class DeviceState:
         return self._db
 
 
+def _forget_locks() -> None:
+    """Let a forked child lock its files itself; the parent's locks stay."""
+    for descriptor, _ in DeviceState._locks.values():
+        os.close(descriptor)
+    DeviceState._locks.clear()
+    DeviceState._users.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
 def _open(file: Path) -> sqlite3.Connection:
     """Open the database; for reading only, if it cannot be opened for writing."""
     try:
         return _open_for_writing(file)
-    except sqlite3.OperationalError:
+    except (sqlite3.OperationalError, PermissionError):
         log = file.with_name(f"{file.name}-wal")
         if log.exists() and log.stat().st_size:
             raise  # `immutable` ignores the log and the transactions in it.
@@ -344,14 +365,10 @@ def _open(file: Path) -> sqlite3.Connection:
 
 
 def _open_for_writing(file: Path) -> sqlite3.Connection:
-    with suppress(PermissionError):  # `_open` opens such a file for reading.
-        # SQLite would create the file readable by other users. The log gets the file's mode.
-        create_private(file)
-    # A client may be created in one thread and run in another.
-    db = sqlite3.connect(file, timeout=_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    try:
+    # SQLite's log gets the mode of the file.
+    with open_database(file, _TIMEOUT_S) as db:
+        use_wal(db, _TIMEOUT_S)
         db.execute("PRAGMA synchronous = EXTRA")
-        use_wal(db, _TIMEOUT_S)  # It also erases what is deleted.
         (checked,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if checked != "ok":
             raise _DamagedError(checked)
@@ -364,10 +381,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         except sqlite3.OperationalError as exc:
             if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-    except BaseException:
-        db.close()
-        raise
-    return db
+        return db
 
 
 def key_of(*parts: object) -> str:
@@ -439,6 +453,15 @@ class Journal:
     @written.setter
     def written(self, text: str) -> None:
         self._state.write({self._key("written"): json.dumps(text)})
+
+    def proposals(self, run_id: str) -> set[str]:
+        """Return the other assignments of a run for which the device has sent a candidate."""
+        return (self._state.get(set[str], "", "proposals", run_id) or set()) - {self.assignment_id}
+
+    def add_proposal(self, run_id: str) -> None:
+        """Record that the device sends a candidate for this assignment."""
+        sent = [*self.proposals(run_id), self.assignment_id]
+        self._state.write({("", "proposals", run_id): json.dumps(sent)})
 
     @property
     def releases(self) -> int:

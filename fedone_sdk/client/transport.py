@@ -32,6 +32,8 @@ def server_url(text: str) -> URL:
     if url.user is not None or url.password is not None:
         # aiohttp would send user and password instead of the credential.
         raise ArgumentError("server: must not have a user or password")
+    if url.raw_query_string or url.raw_fragment:
+        raise ArgumentError("server: must not have a query (?) or a fragment (#)")
     return url.with_path(url.raw_path.rstrip("/"), encoded=True)
 
 
@@ -40,7 +42,7 @@ def _http_url(text: str) -> URL | None:
     try:
         url = URL(text.strip())
         (url.raw_host or "").encode("idna")  # The resolver would raise the same error later.
-    except (AttributeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return None
     return url if url.scheme in ("http", "https") and url.host else None
 

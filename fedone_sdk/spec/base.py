@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -59,6 +60,18 @@ def _booleans(value: Any, valid: Any, keys: tuple[str, ...] = ()) -> Iterator[tu
     elif isinstance(value, list | tuple) and isinstance(valid, list | tuple):
         for number, pair in enumerate(zip(value, valid, strict=False)):
             yield from _booleans(*pair, (*keys, str(number)))
+
+
+def check_kinds(source: str, **arguments: tuple[object, Any]) -> None:
+    """Check the kind (a class or a union) of each argument; `SpecError` does not show values."""
+    problems = []
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind):
+            kinds = [each.__name__ for each in get_args(kind) or (kind,) if each is not NoneType]
+            allowed = " or ".join(kinds).replace("Callable", "a function")
+            problems.append(f"{name}: is {type(value).__name__}; it must be {allowed}")
+    if problems:
+        raise SpecError(problems, source=source)
 
 
 _MAX_DIGITS = 1000

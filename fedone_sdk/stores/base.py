@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from fedone_sdk.errors import FedOneError
 
@@ -209,6 +209,7 @@ def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
         raise ValueError(f"closed work is not of run {run_id!r}")
 
 
+@runtime_checkable
 class Store(Protocol):
     """Durable state. Each method is one transaction, which is on disk when the method returns.
 

@@ -25,14 +25,7 @@ _CLOSERS = ('they said "soon"', "best, Zoë", "since 5|6 May; really", "what now
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A form of labels.
-
-    Attributes:
-        written: By class, its spellings in the table, in turn.
-        meant: By class, the label that `init` should find.
-        blanks: Rows without a label.
-        named: A second column with the names of the classes.
-    """
+    """How each class is written in a table, in turn, and the label that `init` should find."""
 
     written: Sequence[Sequence[str]]
     meant: Sequence[str]

@@ -283,6 +283,10 @@ def test_a_mistake_is_one_line(
             "arguments: server: must not have a user or password",
         ),
         (
+            ["runs", "show", "--server", "http://h/?key=secret"],
+            "arguments: server: must not have a query (?) or a fragment (#)",
+        ),
+        (
             ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret"],
             "arguments: --token: other users of this machine can see options; set FEDONE_TOKEN",
         ),

@@ -186,12 +186,10 @@ HTML = b"<html>hi</html>"
 @pytest.mark.parametrize(
     ("command", "body"),
     [
-        (["show"], HTML),
-        (["show"], b'[{"a": 1}]'),
-        (["show", "tiny", "--clients"], HTML),
+        (["show"], HTML), (["show"], b'[{"a": 1}]'), (["show", "tiny", "--clients"], HTML),
         (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
     ],
-)
+)  # fmt: skip
 def test_an_answer_of_another_server_is_reported(
     fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes
 ) -> None:

@@ -18,7 +18,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.budget import Budget, SqliteLedger, Usage
-from fedone_sdk.client import WorkPolicy
+from fedone_sdk.client import Idle, WorkPolicy
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Proposal
 from fedone_sdk.spec import RunSpec
@@ -232,6 +232,39 @@ async def test_the_app_can_hold_a_candidate_back() -> None:
     run, _ = await tuned(spec_of(backend=False), reflect=reflector, before_propose=held_back)
     assert seen
     assert not run.state.lineage
+
+
+class Asking(RecordingTransport):
+    """Asks for a candidate with each assignment."""
+
+    async def claim(self, credential: str, message: Any) -> Any:
+        work = await super().claim(credential, message)
+        return work if isinstance(work, Idle) else work.model_copy(update={"reflect": True})
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["dropped after a trial", "sent with losses"])
+async def test_two_texts_leave_a_device_also_if_it_is_restarted(tmp_path: Path, own: bool) -> None:
+    """Texts that the gateway scores have left the device, even if they are dropped."""
+    words = iter(["well", "again", "slowly", "closely", "twice", "calmly"])
+
+    def write(inputs: Rendered, _: int) -> str:
+        topic = re.findall(r"text: \w+ (\w+) no", text_of(inputs))[0] if own else "other"
+        return json.dumps([f"Look {next(words)} at {topic} cases."])
+
+    part = {"min_clients": 1, "own_models": "charged"}
+    spec = spec_of(backend=False, participation=part, rounds=8)
+    models = {"reflect": ScriptedBackend(write=write), "backend": ScriptedBackend(answer)}
+    async with serving(backend=ScriptedBackend(answer)) as service:
+        await service.add_run(spec, spec.prompt.build(spec.task))
+        line = Asking(service)
+        options = {"transport": line, "data": rows_of(0), "state_dir": tmp_path, **models}
+        if not own:
+            del options["backend"]
+        for _ in range(5):
+            async with memory_client(service, **options) as client:
+                await client.run_once()
+    sent = {each.proposal.text for each in (*line.scores, *line.updates) if each.proposal}
+    assert len(sent) == 2
 
 
 class Forger(RecordingTransport):

@@ -26,14 +26,11 @@ SCENARIO = Scenario(exchange="losses", clients_per_round=2, rounds=4, num_client
 @pytest.mark.parametrize(
     "death",
     [
-        Death(at=2, what="question"),
-        Death(at=4, when="before"),
-        Death(at=4, when="during"),
-        Death(at=4, when="after"),
-        Death(at=1, what="lead"),
+        Death(at=2, what="question"), Death(at=4, when="before"), Death(at=4, when="during"),
+        Death(at=4, when="after"), Death(at=1, what="lead"),
     ],
     ids=lambda death: f"{death.what} {death.when}",
-)
+)  # fmt: skip
 async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
     deaths = dict.fromkeys(range(servers.NUM_REPLICAS), death)
     figures = await servers.play(

@@ -54,13 +54,7 @@ _FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A run, and the requirements of the device that works for it.
-
-    Attributes:
-        own: Whether the device has a model of its own.
-        noise: What gets noise, if anything.
-        required: Whether the device counts its own epsilon.
-    """
+    """A run, and the device that works for it: own model, what gets noise, counts epsilon."""
 
     exchange: str
     own: bool = False

@@ -50,14 +50,7 @@ SETTLE_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """When and how a process is ended.
-
-    Attributes:
-        request: At its how manieth request; None counts the time instead.
-        delay_s: How long after that, or after the start of the process.
-        name: The signal.
-        again_s: How long after the first signal a second one comes; None sends one.
-    """
+    """The signal that ends a process: after `request` (or a start) and `delay_s`; a second one."""
 
     request: int | None
     delay_s: float
@@ -67,14 +60,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run, with keys of RUN.yaml, its provider, and when each process but the last is killed.
-
-    Attributes:
-        errors: Whether the provider makes any.
-        evaluates: Whether the run has a dev split.
-        latency_s: The provider's.
-        flags: ``default``, or ``named`` for a store and a cache at paths of their own.
-    """
+    """A run with keys of RUN.yaml, its provider, and when each process but the last is killed."""
 
     seed: int
     cap: Budget

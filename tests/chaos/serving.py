@@ -132,14 +132,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """Where a server dies.
-
-    Attributes:
-        at: The number of the operation at which it dies.
-        what: A write to the store, a question to the model, or seeing that it leads.
-        when: Before a write starts, ``delay_s`` later, or once it is durable.
-        delay_s: For ``during``; a write takes about a millisecond.
-    """
+    """Where a server dies: before the operation `at`, `delay_s` later, or once it is durable."""
 
     at: int
     what: Literal["write", "question", "lead"] = "write"
@@ -341,14 +334,7 @@ async def _work(plan: _DevicesPlan) -> None:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How a run ended, and what was found on the way.
-
-    Attributes:
-        history: (round, enrolment indices, queries, mean loss) of each round.
-        requests: Spent; what was under way at a kill counts in full.
-        asked: Requests that reached the model.
-        receipts: Updates that were acknowledged.
-    """
+    """How a run ended: its rounds (round, clients, queries, mean loss), spent and asked."""
 
     status: str = ""
     alpha_sha256: str = ""

@@ -107,12 +107,10 @@ class TestClients:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
-            ({"token_sha256": "other"}, "not known"),
-            ({"uses_left": 0}, "used up"),
-            ({"expires_at": 1.0}, "expired"),
-            ({"revoked_at": 0.7}, "revoked"),
+            ({"token_sha256": "other"}, "not known"), ({"uses_left": 0}, "used up"),
+            ({"expires_at": 1.0}, "expired"), ({"revoked_at": 0.7}, "revoked"),
         ],
-    )
+    )  # fmt: skip
     async def test_bad_token(self, store: Store, changes: dict[str, Any], reason: str) -> None:
         await store.put_token(replace(TOKEN, **changes))
         with pytest.raises(TokenRefused, match=reason):

@@ -73,7 +73,7 @@ def database(postgres: Cluster) -> Iterator[str]:
     assert environment["POSTGRES_USER"] == "fedone"
     name = environment["POSTGRES_DB"]
     postgres.execute(f"CREATE DATABASE {name}")
-    yield f"127.0.0.1:{postgres.port}"
+    yield f"host=127.0.0.1&port={postgres.port}"
     postgres.drop(name)
 
 
@@ -101,7 +101,7 @@ def test_from_values_to_a_finished_run(tmp_path: Path, database: str) -> None:
         manifests,
         tmp_path,
         secrets={"fedone": secret},
-        services={"fedone-postgresql:5432": database},
+        services={"host=fedone-postgresql&port=5432": database},
     )
     person = {
         **kubelet.environment,

@@ -20,14 +20,7 @@ CANONICAL = {"canonical", "index", "search", "next", "prev", "author", "copyrigh
 
 
 class Page(HTMLParser):
-    """What a page fetches, where it links to, and where one can link to in it.
-
-    Attributes:
-        fetched: Addresses that a browser loads by itself.
-        links: Addresses that a reader may follow.
-        anchors: Its ids.
-        tags: The names of its elements.
-    """
+    """What a page fetches (addresses), where it links to, its ids and the names of its elements."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -11,17 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """One request that reached the server.
-
-    Attributes:
-        number: From 1, over the paths that are billed.
-        path: As sent.
-        behaviour: What the server does with it.
-        prompt_tokens: Billed.
-        completion_tokens: Billed.
-        body: Not in the log file.
-        headers: Not in the log file; names in lower case.
-    """
+    """A request that reached the server; `number` counts billed paths, tokens are as billed."""
 
     number: int
     path: str

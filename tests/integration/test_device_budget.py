@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fedone_sdk import Budget
-from fedone_sdk.backends import Query
+from fedone_sdk.backends import Answer, Query
 from fedone_sdk.budget import NOTHING, SqliteLedger, Usage
 from fedone_sdk.client.transport import Idle
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import BackendRefused, SpecError
 from fedone_sdk.messages import Claim
 from fedone_sdk.testing import ScriptedBackend
 from tests.edge import edge_client
 from tests.integration.test_edge_resume import DATA, NUM_SAMPLES, serving, spec_of
-from tests.runs import TOKEN, RecordingTransport
+from tests.runs import TOKEN, RecordingTransport, memory_client
 
 
 class Stingy(RecordingTransport):
@@ -58,12 +60,10 @@ async def test_more_prompts_than_leased(
     [
         (False, {"queries": NUM_SAMPLES}, 1, None),
         (False, {"queries": 2 * NUM_SAMPLES - 1}, 1, None),
-        (True, {"queries": 2 * NUM_SAMPLES}, 2, None),
-        (True, {"requests": 7}, 0, 7),
-        (True, {"requests": NUM_SAMPLES + 7}, 1, NUM_SAMPLES + 7),
-        (True, {"tokens": 1}, 0, 0),
+        (True, {"queries": 2 * NUM_SAMPLES}, 2, None), (True, {"requests": 7}, 0, 7),
+        (True, {"requests": NUM_SAMPLES + 7}, 1, NUM_SAMPLES + 7), (True, {"tokens": 1}, 0, 0),
     ],
-)
+)  # fmt: skip
 async def test_a_budget_of_the_devices_own(
     tmp_path: Path, own: bool, caps: dict[str, int], updates: int, asked: int | None
 ) -> None:
@@ -108,6 +108,34 @@ async def test_clients_that_share_a_budget_pay_for_their_own_work(tmp_path: Path
         ) as client:
             assert (await client.run_once()).outcome == "worked"
     assert transport.updates[0].usage.requests == len(model.asked)
+
+
+async def test_a_device_learns_once_that_a_model_bills_more_than_its_quote() -> None:
+    class Dear(ScriptedBackend):
+        async def score(self, query: Query) -> Answer:
+            answer = await super().score(query)
+            return replace(answer, usage=answer.usage + Usage(completion_tokens=5))
+
+    async with serving(spec_of("losses", rounds=2), None) as service:
+        with capture_logs() as logs:
+            async with memory_client(service, data=DATA, backend=Dear()) as client:
+                assert [(await client.run_once()).outcome for _ in range(2)] == ["worked"] * 2
+    assert sum("billed more than" in line["event"] for line in logs) == 1
+
+
+async def test_a_device_asks_again_after_a_model_has_refused_everything() -> None:
+    async def refuse(_: Query) -> None:
+        if outcomes != ["declined", "declined"]:
+            raise BackendRefused("no access", usage=NOTHING)
+
+    model, outcomes = ScriptedBackend(gate=refuse), list[str]()
+    async with (
+        serving(spec_of("losses"), None) as service,
+        memory_client(service, data=DATA, backend=model) as client,
+    ):
+        for _ in range(3):
+            outcomes.append((await client.run_once()).outcome)
+    assert outcomes == ["declined", "declined", "worked"]
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -280,14 +280,12 @@ class TestHostileAnswers:
         [
             (200, b"<html>Welcome to our hotel</html>", {"Content-Type": "text/html"}),
             (302, b"", {"Location": "http://login.example"}),
-            (403, b"blocked by your provider", {}),
-            (200, b"[" * 1_000_000, {}),
+            (403, b"blocked by your provider", {}), (200, b"[" * 1_000_000, {}),
             (200, b'{"client_id": "a", "credential": "b", "more": 1}', {}),
-            (502, b"bad gateway", {}),
-            (200, b"{" + b" " * 2_000_000, {}),
+            (502, b"bad gateway", {}), (200, b"{" + b" " * 2_000_000, {}),
         ],
         ids=["login page", "redirect", "block page", "deep", "unknown key", "bad gateway", "large"],
-    )
+    )  # fmt: skip
     async def test_a_device_waits(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         """A hotel's login page is no reason to give up: the device is offline."""
         events: list[ClientEvent] = []

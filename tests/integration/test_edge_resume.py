@@ -242,15 +242,12 @@ class FailingTransport(RecordingTransport):
 @pytest.mark.parametrize(
     "error",
     [
-        TransportError("the network is away"),
-        MessageError("a login page"),
-        ProblemError("invalid_message", "refused"),
-        ProblemError("store_unavailable", "no disk"),
-        RuntimeError("a bug"),
-        asyncio.CancelledError(),
+        TransportError("the network is away"), MessageError("a login page"),
+        ProblemError("invalid_message", "refused"), ProblemError("store_unavailable", "no disk"),
+        RuntimeError("a bug"), asyncio.CancelledError(),
     ],
     ids=lambda error: getattr(error, "code", type(error).__name__),
-)
+)  # fmt: skip
 @pytest.mark.parametrize("method", ["task", "vocabulary", "score", "update", "decline"])
 async def test_no_lease_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException, after: bool

@@ -179,6 +179,19 @@ class TestLog:
         # The app learns by a short poll that the server is back.
         assert (waits[0] > 0, waits[-1]) == (True, 0.0)
 
+    @pytest.mark.parametrize("answer", [b"<html>login</html>", b"null", b'{"on": true}', b""])
+    async def test_a_portal_in_place_of_a_run_is_an_outage(self, answer: bytes) -> None:
+        class Portal(MemoryTransport):
+            async def send(self, call: Call) -> Any:
+                sent = await super().send(call)
+                return answer if call.name == "task" and not outcomes else sent
+
+        outcomes: list[str] = []
+        async with serving() as service, client_of(service, transport=Portal(service)) as client:
+            for _ in range(2):
+                outcomes.append((await client.run_once()).outcome)
+        assert outcomes == ["offline", "worked"]
+
     @pytest.mark.parametrize("status", [403, 404, 407, 413, 451])
     @pytest.mark.parametrize("path", ["/v1/score", "/update"])
     async def test_work_that_a_proxy_refuses_is_declined(self, status: int, path: str) -> None:
@@ -277,17 +290,13 @@ class TestWhatIsTold:
 
     @pytest.mark.parametrize(
         ("error", "reason"),
-        [
-            (BackendError(SAID), "the client's model failed"),
-            (BackendUnavailable(SAID), "the client's model is not available now"),
-            (
-                BackendBlocked(SAID),
-                "the client's model cannot be queried until its configuration changes",
-            ),
-            (BudgetExhausted(SAID), "the client's budget has nothing left for this"),
-        ],
+        [(BackendError(SAID), "the client's model failed"),
+         (BackendUnavailable(SAID), "the client's model is not available now"),
+         (BackendBlocked(SAID),
+          "the client's model cannot be queried until its configuration changes"),
+         (BudgetExhausted(SAID), "the client's budget has nothing left for this")],
         ids=lambda value: type(value).__name__,
-    )
+    )  # fmt: skip
     async def test_of_a_model_on_the_device(self, error: Exception, reason: str) -> None:
         def gate(query: Query) -> None:
             raise error
@@ -350,6 +359,13 @@ class TestArguments:
             async with client:
                 assert (await client.run_once()).outcome == "worked"
 
+    async def test_each_call_may_have_a_loop_of_its_own(self) -> None:
+        async with LoopbackFederation(spec_of(), WORDS, backend=ScriptedBackend()) as served:
+            client = EdgeClient(served.url, token=served.token, data=DATA)
+            for _ in range(2):
+                turn = await asyncio.to_thread(asyncio.run, client.run_once())
+                assert turn.outcome == "worked"
+
     @pytest.mark.parametrize("token", ["s3c\nret", "s3c\x00ret", "s3cr\u00e9t", "s3c\x7fret"])
     def test_a_token_that_is_none_is_not_shown(self, token: str) -> None:
         with pytest.raises(SpecError, match=r"^arguments: token: .* printable ASCII$") as excinfo:
@@ -365,9 +381,14 @@ class TestArguments:
             ({"run_id": "a b!"}, "run_id: .* match pattern"),
             ({"timeout_s": 0}, r"network\.timeout_s: must be above 0, not 0"),
             ({"network": {}}, "network: is dict; it must be Network"),
+            ({"backend": "mini"}, "backend: is str; it must be LLMBackend"),
             ({"budget": {"queries": 5}}, r"policy\.budget: is dict; it must be Budget"),
             ({"only_when": True}, r"hooks\.only_when: is bool; it must be a function"),
             ({"on_event": asyncio.sleep}, r"hooks\.on_event: must not be async"),
+            (
+                {"on_event": type("Sleep", (), {"__call__": asyncio.sleep})()},
+                r"hooks\.on_event: must not be async",
+            ),
         ],
     )
     def test_what_no_message_can_carry(

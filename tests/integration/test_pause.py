@@ -45,13 +45,7 @@ def is_dev(query: Query) -> bool:
 
 @dataclass
 class Model:
-    """A model that a test can break and repair.
-
-    Attributes:
-        fails: Raised instead of an answer to queries that `hits`.
-        hits: Which queries.
-        held: Queries wait for this before they are answered.
-    """
+    """A model that a test can break (for queries that `hits`), hold and repair."""
 
     fails: Exception | None = None
     hits: Callable[[Query], bool] = lambda query: True

@@ -66,6 +66,20 @@ class TestServedRun:
             assert (stopped.status, stopped.reason) == ("stopped", "enough")
             assert (await waiting).status == "stopped"
 
+    async def test_waits_end_when_the_aggregator_stops(self) -> None:
+        async with serving() as (aggregator, _):
+            run = await aggregator.add_run(spec_of())
+            waiting = asyncio.gather(run.wait(), events_of(run.events()))
+            await asyncio.sleep(0)
+        result, events = await waiting
+        assert (result.status, events) == ("running", [result])
+
+    async def test_wrong_arguments(self) -> None:
+        wrong: Any = {"vocabulary": ["a"], "score": "s3cret", "proposer": "s3cret"}
+        async with serving() as (aggregator, _):
+            with pytest.raises(SpecError, match=r"^add_run: vocabulary: is list; .*Vocabulary\n"):
+                await aggregator.add_run(spec_of(), **wrong)
+
 
 async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
     return [event async for event in stream]
@@ -76,7 +90,10 @@ async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
     [
         ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
         ({"store": "s3cret"}, "store: is str; it must be a Store, such as SqlStore.sqlite(path)"),
-        ({"backend": "s3cret"}, "backend: is str; it must be an LLMBackend"),
+        ({"backend": "s3cret"}, "backend: is str; it must be LLMBackend"),
+        ({"clock": 0}, "clock: is int; it must be Clock"),
+        ({"limits": None}, "limits: is NoneType; it must be Limits"),
+        ({"retention": {"logs_days": 3}}, "retention: is dict; it must be Retention"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], problem: str) -> None:

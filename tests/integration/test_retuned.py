@@ -83,12 +83,10 @@ async def moved(
 @pytest.mark.parametrize(
     ("old", "new", "none", "best"),
     [
-        (0.95, 0.96, 0.5, "new_prompt"),
-        (0.95, 0.70, 0.5, "old_prompt"),
-        (0.66, 0.76, 0.75, "new_prompt"),
-        (0.66, 0.70, 0.75, "no_prompt"),
+        (0.95, 0.96, 0.5, "new_prompt"), (0.95, 0.70, 0.5, "old_prompt"),
+        (0.66, 0.76, 0.75, "new_prompt"), (0.66, 0.70, 0.75, "no_prompt"),
     ],
-)
+)  # fmt: skip
 async def test_the_best_prompt_is_recommended(
     old: float, new: float, none: float, best: str
 ) -> None:

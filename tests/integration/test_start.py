@@ -57,12 +57,7 @@ class Counting(MemoryStore):
 
 
 class Looked(ScriptedBackend):
-    """Counts how often it is looked at.
-
-    Attributes:
-        looks: How often.
-        trouble_of: What is raised then.
-    """
+    """Counts how often it is looked at, and raises `trouble_of` then."""
 
     def __init__(self, trouble_of: Exception | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -201,6 +196,16 @@ class TestTheModel:
 
 
 class TestListening:
+    async def test_a_stop_ends_the_reading(self) -> None:
+        store = Counting()
+        await filled(store, ended=0, live=1)
+        store.gate.clear()
+        service = service_of(store, Looked())
+        await service.open()
+        await asyncio.sleep(0.01)
+        await service.stop()
+        assert not [task for task in asyncio.all_tasks() if "loading" in task.get_name()]
+
     async def test_a_server_listens_before_its_runs_are_read(self) -> None:
         store = Counting()
         await filled(store, ended=1, live=1)

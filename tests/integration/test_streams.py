@@ -25,12 +25,7 @@ LINE_BYTES, LINES = 50_000, 200
 
 
 class Large(MemoryStore):
-    """Keeps a long log, and takes note of how much of it is read at once.
-
-    Attributes:
-        largest: The most bytes that one call has read.
-        broken: Which read of the log fails, counted from now.
-    """
+    """Keeps a long log, and the most bytes that one call has read of it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,12 +50,7 @@ def federation_of(spec: RunSpec) -> Federation:
 
 
 class Watched:
-    """Takes note of the threads that calls are made in, and of how many are under way at once.
-
-    Attributes:
-        threads: Name of the method -> threads.
-        at_once: The most machine steps that were under way at once.
-    """
+    """The threads in which each method is called, and the most steps under way at once."""
 
     def __init__(self) -> None:
         self.threads: dict[str, set[int]] = {}

@@ -59,13 +59,11 @@ def federation_of(spec: RunSpec) -> Federation:
 @pytest.mark.parametrize(
     ("method", "exchange"),
     [
-        ({"name": "gs-bdpl", "tau": 1.0}, "alpha"),
-        ({"name": "gs-bdpl", "tau": 1.0}, "losses"),
-        ({"name": "bdpl"}, "alpha"),
-        ({"name": "thompson"}, "losses"),
+        ({"name": "gs-bdpl", "tau": 1.0}, "alpha"), ({"name": "gs-bdpl", "tau": 1.0}, "losses"),
+        ({"name": "bdpl"}, "alpha"), ({"name": "thompson"}, "losses"),
         ({"name": "random"}, "losses"),
     ],
-)
+)  # fmt: skip
 async def test_a_text_is_what_is_bettered(method: dict[str, Any], exchange: str) -> None:
     spec = spec_of(method, exchange, TEXT)
     store = MemoryStore()

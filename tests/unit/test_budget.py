@@ -91,14 +91,11 @@ class TestUsage:
     @pytest.mark.parametrize(
         "bad",
         [
-            {"queries": -1},
-            {"usd": "-0.01"},
-            {"usd": "NaN"},
-            {"usd": "Infinity"},
+            {"queries": -1}, {"usd": "-0.01"}, {"usd": "NaN"}, {"usd": "Infinity"},
             {"requests": 2**53 + 1},
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_impossible_amounts(self, bad: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
             Usage.model_validate(bad)

@@ -26,8 +26,10 @@ from fedone_sdk.client.state import (
 )
 from fedone_sdk.errors import DataError
 from fedone_sdk.messages import LossesUpdate, Scored
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from tests.edge import entries, stored
 from tests.power import Disk
+from tests.runs import WORDS, run_spec
 
 UPDATE = LossesUpdate(
     num_examples=1, scored=Scored(scored=1), usage=Usage(), model="m", losses=(1.0, 2.0)
@@ -238,6 +240,13 @@ class TestDisks:
             assert again.precisions() == dict([COUNT])
         assert [log["log_level"] for log in logs] == ["warning"]
 
+    def test_a_folder_in_the_home_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        EdgeClient("http://h", token="x", data=[{"text": "a"}], state_dir="~/a")
+        assert (tmp_path / "a" / "state.sqlite3").exists()
+
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DataError, match=r"file.*: cannot be used as a state folder"):
@@ -258,12 +267,16 @@ class TestDisks:
 
 
 _WORKS = """
-import sys
+import os, sys
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError
 try:
     client = EdgeClient(sys.argv[2], token="x", data=[{"text": "a"}], state_dir=sys.argv[1])
-    print("works")
+    print("works", flush=True)
+    if child := os.fork():
+        os.waitpid(child, 0)
+    else:
+        EdgeClient("http://b", token="x", data=[{"text": "a"}], state_dir=sys.argv[1])
 except DataError as exc:
     print(exc)
 """
@@ -279,7 +292,23 @@ async def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
                     tmp_path, server
                 )
         assert "another process" in await _ran(tmp_path, "http://b.example")
-    assert await _ran(tmp_path, "http://a.example") == "works"
+    works, forked = (await _ran(tmp_path, "http://a.example")).splitlines()
+    assert works == "works"
+    assert "another process" in forked
+
+
+async def test_a_folder_is_for_one_client_of_a_server(tmp_path: Path) -> None:
+    """The next client continues with the identity that the first one has stored."""
+    async with LoopbackFederation(run_spec(), WORDS, backend=ScriptedBackend()) as served:
+        options = {"token": served.token, "data": [{"text": "a", "label": 0}]}
+        one, two = [EdgeClient(served.url, state_dir=tmp_path, **options) for _ in range(2)]
+        async with one, two:
+            await one.enrol()
+            with pytest.raises(DataError, match="another client of this program works with this"):
+                await two.enrol()
+        async with two:
+            await two.enrol()
+        assert one._session.credential == two._session.credential
 
 
 async def _ran(folder: Path, server: str) -> str:

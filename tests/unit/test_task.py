@@ -395,12 +395,10 @@ def test_references_are_the_label_column_for_nll_alone() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a"}, "no 'label'"),
-        ({"label": 3}, "'label' is int"),
-        ({"label": None}, "'label' is NoneType"),
-        ({"label": ""}, "'label' is empty"),
+        ({"text": "a"}, "no 'label'"), ({"label": 3}, "'label' is int"),
+        ({"label": None}, "'label' is NoneType"), ({"label": ""}, "'label' is empty"),
     ],
-)
+)  # fmt: skip
 def test_a_reference_is_text(row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         references_of(generation(), [row])

@@ -35,14 +35,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmServer:
-    """A running server.
-
-    Attributes:
-        url: Its root, without ``/v1``.
-        model: The model's name there.
-        folder: The model's files.
-        log: Where it writes.
-    """
+    """A running server; `url` is its root, without ``/v1``."""
 
     url: str
     model: str

@@ -225,11 +225,12 @@ class RunRegistry:
         await asyncio.gather(*self._checks.values())
 
     async def stop(self) -> None:
-        """Cancel the checks of models."""
-        checks = list(self._checks.values())
-        for check in checks:
-            check.cancel()
-        await asyncio.gather(*checks, return_exceptions=True)
+        """Cancel pending loads, then the checks of models, which loads start."""
+        for tasks in (self._loading, self._checks):
+            pending = [*tasks.values()]
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
 
     async def read_heads(self) -> None:
         """Read the records in `stored` again from the store."""

@@ -27,15 +27,7 @@ def log_prob(before: list[int], token: int) -> float:
 
 
 class FakeVllm:
-    """vLLM's dialect, as 0.32 speaks it, over a model that is a formula.
-
-    Attributes:
-        requests: What was asked for: path and body.
-        headers: The headers of the last request.
-        masked: Whether it is a RoBERTa with the SDK's plugin.
-        start: The special tokens that it puts before a text.
-        overrides: Per path what is answered instead.
-    """
+    """vLLM's dialect, as 0.32 speaks it; `overrides` has the answers that replace a path's."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []

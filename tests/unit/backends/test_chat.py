@@ -142,12 +142,10 @@ class TestLabelWords:
     @pytest.mark.parametrize(
         ("template", "task", "words"),
         [
-            (CHATML, ASKED, ("bad", "good")),
-            (CHATML, PREFILLED, (" bad", " good")),
-            (LLAMA, ASKED, ("bad", "good")),
-            (PLAIN, ASKED, (" bad", " good")),
+            (CHATML, ASKED, ("bad", "good")), (CHATML, PREFILLED, (" bad", " good")),
+            (LLAMA, ASKED, ("bad", "good")), (PLAIN, ASKED, (" bad", " good")),
         ],
-    )
+    )  # fmt: skip
     def test_follow_what_stands_before_the_answer(
         self, tokenizer: Path, template: str, task: TaskSpec, words: tuple[str, ...]
     ) -> None:

@@ -471,17 +471,13 @@ async def test_no_log_probs_cost_one_request_and_block_until_reset(
 ) -> None:
     async with FakeOpenAI(log_probs=log_probs, latency_s=0.01) as server:
         backend = ModelClient(make(server), retry=RetrySpec())
-        failures = await asyncio.gather(
-            *(backend.score(ask(str(index))) for index in range(50)), return_exceptions=True
-        )
+        calls = [backend.score(ask(str(index))) for index in range(50)]
+        failures: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         assert len(server.received) == 1
-        costs = []
         for failure in failures:
             assert isinstance(failure, BackendBlocked)
             assert "shows no log-probabilities: set log_probs: false" in str(failure)
-            assert failure.usage is not None
-            costs.append(failure.usage)
-        assert sum(usage.requests for usage in costs) == 1
+        assert sum(failure.usage.requests for failure in failures) == 1
         server.log_probs = "shown"
         backend.reset()
         assert (await backend.score(ask())).log_probs[0] is not None

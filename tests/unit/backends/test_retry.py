@@ -85,13 +85,11 @@ async def outcomes(tasks: list[asyncio.Task[Answer]]) -> list[Answer | BaseExcep
 @pytest.mark.parametrize(
     "error",
     [
-        BackendError("400: too long", usage=ONE),
-        BackendBlocked("401: set OPENAI_API_KEY"),
-        BudgetExhausted("no money"),
-        RuntimeError("a bug"),
+        BackendError("400: too long", usage=ONE), BackendBlocked("401: set OPENAI_API_KEY"),
+        BudgetExhausted("no money"), RuntimeError("a bug"),
     ],
     ids=lambda error: type(error).__name__,
-)
+)  # fmt: skip
 @on_virtual_time
 async def test_nothing_else_is_queried_again(error: Exception) -> None:
     model = Model(lambda number: error)

@@ -99,13 +99,11 @@ def test_each_built_in_task_is_described(name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"text": ""}, "at least 1 character"),
-        ({"text": " review"}, "white space"),
-        ({"aspect": "a\nb"}, "one line"),
-        ({"question": "{label:0}?"}, "must not contain braces"),
+        ({"text": ""}, "at least 1 character"), ({"text": " review"}, "white space"),
+        ({"aspect": "a\nb"}, "one line"), ({"question": "{label:0}?"}, "must not contain braces"),
         ({"noun": "x"}, "Extra inputs"),
     ],
-)
+)  # fmt: skip
 def test_a_description_is_checked(values: dict[str, str], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Description(**values)

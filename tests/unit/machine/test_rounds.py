@@ -298,15 +298,12 @@ class TestBadUpdates:
     @pytest.mark.parametrize(
         ("scored", "welcome"),
         [
-            (Scored(scored=8, failed=1, vetoed=1), True),
-            (Scored(scored=4, failed=1), True),
-            (Scored(scored=79, failed=21), False),
-            (Scored(scored=3, vetoed=1), False),
-            (Scored(scored=0), False),
-            (Scored(scored=0, failed=5), False),
+            (Scored(scored=8, failed=1, vetoed=1), True), (Scored(scored=4, failed=1), True),
+            (Scored(scored=79, failed=21), False), (Scored(scored=3, vetoed=1), False),
+            (Scored(scored=0), False), (Scored(scored=0, failed=5), False),
         ],
         ids=str,
-    )
+    )  # fmt: skip
     def test_too_few_scored(self, exchange: str, scored: Scored, welcome: bool) -> None:
         game = Game(spec_of(participation={"exchange": exchange}, batch_size=100))
         work = game.take()
