@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.backends import Query
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import EdgeClient, Transport
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, TransportError
@@ -115,6 +115,22 @@ async def test_the_same_run_over_http(
     if clients_per_round == 10:
         assert len({one for round_ in memory[1].chosen for one in round_}) < 8 * 10
     assert memory[0].gateway.messages == http[0].gateway.messages
+
+
+@pytest.mark.parametrize("exchange", ["alpha", "losses"])
+async def test_equal_requests_of_an_assignment(
+    exchange: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method that has converged asks for one prompt, here in requests of one prompt each."""
+    monkeypatch.setattr("fedone_sdk.client.work._PAIRS", 1)
+    federation = federation_of(clients=1, local_steps=2, exchange=exchange, own_models=None)
+    spec = federation.spec
+    prompt = spec.prompt.model_copy(update={"start": ({" word0": 1.0},) * 3})
+    queries = spec.rounds * 2 * spec.method.num_samples
+    spec = spec.model_copy(update={"prompt": prompt, "budget": Budget(queries=queries)})
+    result, seen = await run(replace(federation, spec=spec))
+    assert (result.status, result.rounds, seen.lost) == ("completed", spec.rounds, [])
+    assert result.spent.queries == queries
 
 
 async def test_clients_without_work_are_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

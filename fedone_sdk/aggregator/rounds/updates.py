@@ -14,6 +14,7 @@ from fedone_sdk.aggregator.rounds.run_state import Closed, Lineage, Result, RunS
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.algorithms import State
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, ProposerReport, Receipt
 from fedone_sdk.messages.tensor import from_wire
@@ -45,12 +46,15 @@ def accept(
     spent = lease_cost(machine, state, seat, update.usage, answered=True, proposed=tried)
     lease = state.account.leases[assignment_id]
     if through_gateway(machine, seat) and spent.queries < seat.num_queries:
-        if not machine.admits(own_model=True):
+        # Equal requests (for equal prompts on equal rows) count once, so fewer may be honest.
+        least = len(np.unique(machine.candidates(state, seat).prompts, axis=0))
+        if spent.queries < least and not machine.admits(own_model=True):
             raise invalid(
                 f"losses: the gateway answered only {spent.queries} of {seat.num_queries} queries; "
                 "losses of a model on the device are refused (participation.own_models)"
             )
-        spent = lease
+        at_least = Usage(queries=seat.num_queries)
+        spent = lease if spent.queries < least else spent.at_least(at_least)
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
     proposed = _queue_proposal(machine, state, seat, update, unfit=unfit)
     state = proposed.state
