@@ -160,19 +160,15 @@ class _NewRun(NamedTuple):
     @property
     def facts(self) -> dict[str, str]:
         task, rows = self.draft.task, [row for part in self.parts for row in part]
+        model = " at ".join(self.backend[k] for k in ("model", "base_url") if k in self.backend)
+        words = ", ".join(f"{label}: {word!r}" for label, word in task["labels"].items())
         longer = sum(len(row["text"]) > self.cut for row in rows)
         count = {name: plural(len(part), "row") for name, part in self.parts._asdict().items()}
         return {
-            "model": " at ".join(
-                self.backend[key] for key in ("model", "base_url") if key in self.backend
-            )
-            or "roberta-mini",
+            "model": model or "roberta-mini",
             "nouns": "{text!r} for a text, {aspect!r} for its label".format(**task["description"]),
-            "texts": f"cut at {self.cut} characters"
-            f" ({longer} of {plural(len(rows), 'row')} are longer)",
-            "label words": ", ".join(
-                f"{label}: {word!r}" for label, word in task["labels"].items()
-            ),
+            "texts": f"cut at {self.cut} characters ({longer} of {len(rows)} rows are longer)",
+            "label words": words,
             _file(self.name, "train"): f"{count['train']}, on {plural(self.clients, 'device')}",
             _file(self.name, "dev"): f"{count['dev']}, only for measuring the prompt",
             _file(self.name, "public"): f"{count['public']}, which prompts may show as examples",
@@ -187,7 +183,8 @@ def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequ
         question = f"Column of the {kind}{f' (or {others})' if others else ''}"
         value = typer.prompt(question, default=likely[0])
     if value is not None and value not in likely:
-        lacks = f"2 to {tables.MAX_LABELS} different short values" if kind == "labels" else kind
+        values = f"values of at most {tables.MAX_LABEL_CHARS} characters"
+        lacks = f"2 to {tables.MAX_LABELS} different {values}" if kind == "labels" else kind
         problem = f"does not have {lacks}" if value in columns else "is not a column"
         raise SpecError(
             f"{option}: {value!r} {problem}; possible columns: {', '.join(likely)}", source="data"

@@ -191,7 +191,8 @@ def _problems(
             if key and (named := _KEY.match(message)):
                 key, message = f"{key}.{named[1]}", message[named.end() :]
         elif item["type"] not in _OWN_MESSAGES:
-            message = _PYTHON_INPUTS.sub("", message).replace("tuple", "list")
+            message = re.sub("(?i)tuple", "list", _PYTHON.sub("", message))
+            message = message.replace("OrderedDict", "mapping")
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
         yield key, message
 
@@ -199,8 +200,8 @@ def _problems(
 _OWN_MESSAGES = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found")
 """Types of errors whose messages `_problems` writes; other messages are pydantic's."""
 
-_PYTHON_INPUTS = re.compile(r" or (instance of \w+|object to extract fields from)")
-"""Python types that a file cannot contain; they are removed from pydantic's messages."""
+_PYTHON = re.compile(r" or (instance of \w+|object to extract fields from)| after validation")
+"""Words on Python's types, which are removed from pydantic's messages."""
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
@@ -235,7 +236,7 @@ def _place(
             if step not in schema["fields"]:
                 return None if rest else _Place((step,), frozenset(schema["fields"]))
             below = schema["fields"][step]
-        case "dict":
+        case "dict" | "ordered-dict":
             if rest == ("[key]",):
                 return _Place((step,))
             below = schema.get("values_schema", {"type": "any"})

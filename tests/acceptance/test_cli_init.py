@@ -208,7 +208,7 @@ def test_four_questions_at_most(
     [
         (["--label", "kind"], "--label: 'kind' is not a column; possible columns: Sentiment, d"),
         (["--text", "Sentiment"], "--text: 'Sentiment' does not have texts"),
-        (["--label", "body"], "--label: 'body' does not have 2 to 64 different short values"),
+        (["--label", "body"], "--label: 'body' does not have 2 to 64 different values of"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],
 )

@@ -130,6 +130,10 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
     [
         ({"task": {"template": "{prompt} {mask}", "labels": {"list": 5}}},
          ["task.labels.list: input should be a valid string"]),
+        ({"task": {"template": "{prompt} {mask}", "labels": {0.5: " a", "b": " b"}}},
+         ["task.labels.0.5: input should be a valid string (got 0.5)"]),
+        ({"task": {"template": "{prompt} {mask}", "labels": {n: f" w{n}" for n in range(65)}}},
+         ["task.labels: mapping should have at most 64 items, not more (got {0: ' w0'"]),
         ({"prompt": {"slots": SLOTS}},
          ["prompt.slots.0.candidates.sets: input", "prompt.slots.1.candidates: is required"]),
         ({"prompt": {"slots": [{"name": "a", "candidates": {"kind": "pmi", "pmi": 3}}]}},
