@@ -186,11 +186,8 @@ class Records:
     def find(self, trial: Trial) -> Record | None:
         """Return the record with the trial's identity."""
         identity = trial.identity()
-        for file in self._file(trial), self._renamed_file(trial, identity):
-            record = _read(file)
-            if record is not None and record.identity == identity:
-                return record
-        return None
+        records = map(_read, (self._file(trial), self._renamed_file(trial, identity)))
+        return next((one for one in records if one and one.identity == identity), None)
 
     def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
         """Write a trial's result.

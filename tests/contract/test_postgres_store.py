@@ -19,6 +19,7 @@ from tenacity import stop_after_delay
 from fedone_sdk.errors import FedOneError, StoreUnavailable
 from fedone_sdk.stores import Commit, LogEntry, Member, SqlStore, VersionConflict
 from fedone_sdk.stores.sql import postgres as module
+from fedone_sdk.stores.sql import replica_session
 from tests.chaos.proxy import TcpServer
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
 from tests.postgres import PASSWORD, Cluster
@@ -177,6 +178,15 @@ class TestLiveness:
                     await asyncio.sleep(0.01)
             leads = [await one.lead(), await two.lead()]
             assert sorted(leads) == [False, True]
+
+    async def test_a_frozen_replica(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(replica_session, "_IDLE_TIMEOUT", "SELECT set_config($1, '1s', false)")
+        async with replicas(url, 2) as (one, two):
+            assert await one.lead()
+            async with one._session._busy, asyncio.timeout(10):  # type: ignore[attr-defined]
+                while not await two.lead():
+                    await asyncio.sleep(0.01)
+                assert await two.alive() == {two.replica}
 
     async def test_a_replica_without_a_session_does_not_lead(
         self, url: str, restarted: Cluster

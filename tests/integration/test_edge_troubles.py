@@ -290,17 +290,13 @@ class TestWhatIsTold:
 
     @pytest.mark.parametrize(
         ("error", "reason"),
-        [
-            (BackendError(SAID), "the client's model failed"),
-            (BackendUnavailable(SAID), "the client's model is not available now"),
-            (
-                BackendBlocked(SAID),
-                "the client's model cannot be queried until its configuration changes",
-            ),
-            (BudgetExhausted(SAID), "the client's budget has nothing left for this"),
-        ],
+        [(BackendError(SAID), "the client's model failed"),
+         (BackendUnavailable(SAID), "the client's model is not available now"),
+         (BackendBlocked(SAID),
+          "the client's model cannot be queried until its configuration changes"),
+         (BudgetExhausted(SAID), "the client's budget has nothing left for this")],
         ids=lambda value: type(value).__name__,
-    )
+    )  # fmt: skip
     async def test_of_a_model_on_the_device(self, error: Exception, reason: str) -> None:
         def gate(query: Query) -> None:
             raise error

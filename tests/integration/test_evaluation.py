@@ -106,14 +106,24 @@ async def test_prompts_measured_on_other_texts_are_not_compared() -> None:
     assert "not measured on the same dev rows" in str(run.result().verdict)
 
 
-async def test_a_run_without_dev_rows_reports_it() -> None:
+@pytest.mark.parametrize(
+    ("requests", "text"),
+    [
+        (None, "the server has no dev rows of this run (data.dev)"),
+        (1, "the server has no dev rows of this run (data.dev), or the caps do not cover a"),
+        (5, "the final prompt is not evaluated yet, or the caps do not cover a measurement"),
+    ],
+)
+async def test_a_run_that_is_not_measured_reports_it(requests: int | None, text: str) -> None:
+    budget, dev = (None, ()) if requests is None else ({"requests": requests}, DEV)
     async with serving(backend=ScriptedBackend()) as service:
-        run = await service.add_run(spec_of(), WORDS)
+        run = await service.add_run(spec_of(budget=budget), WORDS, dev=dev)
+        await until(lambda: requests != 5 or run.state.metric.no_prompt is not None)
         await train(service, run, TRAIN)
     verdict = run.result().verdict
     assert verdict is not None
-    text = "not measured: the server has no dev rows of this run (data.dev)"
-    assert (verdict.conclusion, verdict.source, verdict.text) == ("not_measured", None, text)
+    assert (verdict.conclusion, verdict.source) == ("not_measured", None)
+    assert verdict.text.startswith(f"not measured: {text}")
 
 
 class Unpriced(ScriptedBackend):

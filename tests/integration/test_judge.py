@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ import pytest
 from fedone_sdk.backends import Answer, Query, score_all
 from fedone_sdk.backends.judge import Judge, judge_of
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, SpecError
+from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
 from fedone_sdk.evaluation.verdict import preference
 from fedone_sdk.local import Federation, load_score, plan_run, simulate
 from fedone_sdk.scores import graded
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example, Rendered, Score
 from fedone_sdk.testing import ScriptedBackend
 from tests.runs import WORDS, run_spec
@@ -112,6 +114,25 @@ async def test_a_plan_with_a_judge_needs_no_expected_text() -> None:
     plan = await plan_run(federation, backend=ScriptedBackend(write=echo))
     assert plan.judge is not None
     assert plan.judge.requests > 0
+
+
+@pytest.mark.parametrize("number", [5, 22, 72, 80])
+async def test_a_verdict_waits_for_the_store(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of a grade or of a comparison fails."""
+    store, numbers = MemoryStore(), count(1)
+
+    async def commit(*change: Any) -> None:
+        if next(numbers) == number:
+            raise StoreUnavailable("the disk is full")
+        await MemoryStore.commit(store, *change)
+
+    monkeypatch.setattr("fedone_sdk.aggregator.runs.served_run._RETRY_S", 0)
+    monkeypatch.setattr(store, "commit", commit)
+    backend = ScriptedBackend(write=echo)
+    result = await simulate(federation_of(spec_of()), backend=backend, store=store)
+    assert result.verdict is not None
+    assert result.verdict.preference is not None
+    assert next(numbers) > number
 
 
 @pytest.mark.parametrize(("cap", "queries"), [(7, 0), (12, 2)])

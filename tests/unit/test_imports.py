@@ -41,22 +41,19 @@ NUMERIC = ("numpy", "onnxruntime", "tokenizers")
 @pytest.mark.parametrize(
     ("statement", "others"),
     [
-        ("from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec", HEAVY),
+        ("import fedone_sdk.messages; from fedone_sdk import BudgetGuard, RunSpec", HEAVY),
+        ("from fedone_sdk import Budget, SqliteLedger, TaskSpec, Usage", HEAVY),
         (DEVICE, (*HEAVY, *NOT_A_DEVICES)),
-        ("import fedone_sdk.messages; from fedone_sdk import Usage", HEAVY),
-        ("from fedone_sdk.backends import LLMBackend, ModelClient", NUMERIC),
         # Not even a constructed backend has loaded anything: that is left to its worker.
-        ("from fedone_sdk.backends import OnnxBackend; OnnxBackend()", NUMERIC),
+        ("from fedone_sdk.backends import LLMBackend, ModelClient, OnnxBackend; OnnxBackend()",
+         NUMERIC),
         (
             "from fedone_sdk.losses import class_means, loss_terms\n"
             "from fedone_sdk.messages import Tensor\n"
             "from fedone_sdk.task import TaskSpec\n"
             "task = TaskSpec(template='{prompt} {a}', labels={0: ' x', 1: ' y'})\n"
             "means = class_means([loss_terms(task, (-1.0, -2.0), 0)], [0], 2)\n"
-            "Tensor.pack([each for row in means for each in row], (2, 4), 'float32').values()",
-            ("numpy",),
-        ),
-        (
+            "Tensor.pack([each for row in means for each in row], (2, 4), 'float32').values()\n"
             "from fedone_sdk.client.noise import private_losses\n"
             "from fedone_sdk.spec.sections import PrivacySpec\n"
             "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",

@@ -155,7 +155,10 @@ async def query_as_evaluation(
         BudgetExhausted: The backend has a budget of its own, which is exhausted.
         ProblemError: The run's caps do not cover the queries or a retry.
     """
-    call = CallBudget(run, lambda **lease: run.apply(reserve_evaluation, **lease))
+    call = CallBudget(
+        run,
+        lambda **lease: run.wait_for_store(partial(run.apply, reserve_evaluation, **lease)),
+    )
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if role is None else NOTHING
     sent = NOTHING

@@ -201,11 +201,6 @@ class Evaluation(calls.Companion):
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[float, Prediction] | None:
         """Return a prompt's metric and predictions; None if no metric could be measured."""
-        return await self._run.persist(partial(self._measure_once, shown, examples))
-
-    async def _measure_once(
-        self, shown: _ShownPrompt, examples: Sequence[Example]
-    ) -> tuple[float, Prediction] | None:
         run = self._run
         if run.state.paused:
             return None
@@ -222,8 +217,6 @@ class Evaluation(calls.Companion):
                 await run.persist(partial(run.pause, exc))
         except errors.ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-        except errors.StoreUnavailable:
-            raise
         except Exception as exc:
             # A repeated bug pauses the run, because each measurement is charged in full.
             await run.persist(partial(self._bugs.add, run, exc))

@@ -230,6 +230,8 @@ def reserve_evaluation(
     billed: bool = False,
 ) -> Result[None]:
     """Reserve a bound on the cost of an evaluation or another model, or a `billed` excess."""
+    if lease_id in state.evaluation.leases:
+        return Result(state=state)  # An earlier attempt was stored.
     add = Account.raise_lease if billed else Account.add
     try:
         state = replace(

@@ -386,11 +386,14 @@ class RunView:
             return self._with_text(state.verdict)
         if state.running or state.paused or state.metric.after is not None:
             return None
+        why, cap = "the final prompt is not evaluated yet", state.account.cap
         if state.metric.no_prompt is None and state.metric.before is None:
             if state.evaluation.spent != NOTHING:
                 return not_measured("no measurement on the dev rows succeeded (see the log)")
-            return not_measured("the server has no dev rows of this run (data.dev)")
-        return not_measured("the final prompt is not evaluated yet")
+            why = "the server has no dev rows of this run (data.dev)"
+        if cap is not None and any(unit != "queries" for unit, *_ in cap.pairs(NOTHING)):
+            why += ", or the caps do not cover a measurement"
+        return not_measured(why)
 
     def _with_text(self, verdict: messages.Verdict) -> messages.Verdict:
         state, priced = self.state, not self.counters.unpriced

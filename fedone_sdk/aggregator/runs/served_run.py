@@ -6,7 +6,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -211,16 +211,20 @@ class ServedRun(RunView):
 
     async def persist(self, action: Callable[[], Awaitable[T]]) -> T | None:
         """Call `action` until the store is available; return None if it raises `ProblemError`."""
+        with suppress(ProblemError):
+            return await self.wait_for_store(action)
+        return None
+
+    async def wait_for_store(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Call `action` until the store is available."""
         while True:
             try:
                 return await action()
-            except ProblemError:
-                return None
             except StoreUnavailable as exc:
                 _log.error("waiting for the store", run_id=self.run_id, reason=str(exc))
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
-                    return None  # The next start of the server charges open leases in full.
+                    raise asyncio.CancelledError from exc  # The next start charges open leases.
                 await asyncio.sleep(_RETRY_S)
 
     async def _apply(self, handler: Handler, data: Mapping[str, Any]) -> Result[Any]:

@@ -36,6 +36,9 @@ WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_d
 
 _PROCESS = "SELECT pg_backend_pid()"
 
+_IDLE_TIMEOUT = "SELECT set_config(name, '15s', false) FROM pg_settings WHERE name = $1"
+"""Releases the locks of a frozen process, which sends no heartbeats. Needs PostgreSQL 14."""
+
 _LEADER = (0x0FED_0001, 1)
 _HEARTBEAT_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 5.0
@@ -102,6 +105,7 @@ class Session:
         try:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             process = await _process_of(driver, engine)
+            await driver.fetchval(_IDLE_TIMEOUT, "idle_session_timeout")
             while True:
                 # 63 bits, because lock numbers are signed 64-bit integers.
                 number = secrets.randbits(63)
@@ -142,19 +146,16 @@ class Session:
 
     async def _heartbeat(self) -> bool:
         """Wait for the interval; return whether the same PostgreSQL process still answers."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()
-        except TimeoutError:
-            pass
         async with self._busy:
             if self._lost.is_set():
                 return False
-            try:
+            with suppress(Exception):
                 process = await self._driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S)
-            except Exception:
-                return False
-            return bool(process == self._process)
+                return bool(process == self._process)
+            return False
 
     def _on_notification(self, _: Any, __: int, ___: str, payload: str) -> None:
         sender, _, signal = payload.partition(" ")
@@ -162,10 +163,9 @@ class Session:
             self._notify_listener(signal)
 
     def _notify_listener(self, signal: str | None) -> None:
-        if self._signals is None:
-            return
         try:
-            self._signals(signal)
+            if self._signals is not None:
+                self._signals(signal)
         except Exception:
             # An error of the listener must not end the session.
             _log.error("signal not handled", traceback=traceback.format_exc())

@@ -86,7 +86,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         self._threads = _Threads()
 
         def connect(engine: Engine) -> Connection:
-            _check_file(self.where, create=serving or upgrading)
+            _check_file(self.where, create=serving)
             if serving or upgrading:
                 self._lock = _lock(self.where)
             _configure(engine)
@@ -313,7 +313,7 @@ def _check_file(path: str, *, create: bool) -> None:
     """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
         create_private(path)
-    elif not os.path.exists(path):
+    elif not os.path.isfile(path):
         raise OSError("there is no such file")
 
 

@@ -118,21 +118,14 @@ SOURCE: TypeAdapter[Any] = TypeAdapter(
 
 @pytest.mark.parametrize(
     ("value", "source"),
-    [
-        ({"kind": "instructions"}, InstructionsSource()),
-        ({"kind": "instructions", "size": 12}, InstructionsSource(size=12)),
-        ({"kind": "codes"}, InstructionsSource(kind="codes")),
-        (
-            {"kind": "demonstrations", "file": "public.jsonl", "shots": [0, 2, 4]},
-            DemonstrationsSource(file="public.jsonl", shots=(0, 2, 4), blocks=4),
-        ),
-        ({"kind": "labels"}, LabelsSource()),
-        (
-            {"kind": "labels", "sets": [{0: " bad", True: " good"}, [" no", " yes"]]},
-            LabelsSource(sets=({"0": " bad", "True": " good"}, (" no", " yes"))),
-        ),
-    ],
-)
+    [({"kind": "instructions"}, InstructionsSource()),
+     ({"kind": "instructions", "size": 12}, InstructionsSource(size=12)),
+     ({"kind": "codes"}, InstructionsSource(kind="codes")), ({"kind": "labels"}, LabelsSource()),
+     ({"kind": "demonstrations", "file": "public.jsonl", "shots": [0, 2, 4]},
+      DemonstrationsSource(file="public.jsonl", shots=(0, 2, 4), blocks=4)),
+     ({"kind": "labels", "sets": [{0: " bad", True: " good"}, [" no", " yes"]]},
+      LabelsSource(sets=({"0": " bad", "True": " good"}, (" no", " yes"))))],
+)  # fmt: skip
 def test_a_source_is_read(value: dict[str, Any], source: Any) -> None:
     assert SOURCE.validate_python(value) == source
     assert SOURCE.validate_json(source.model_dump_json()) == source
