@@ -106,17 +106,17 @@ class MissingExtraError(FedOneError, ImportError):
         super().__init__(f"{feature} needs an extra: {installing(extra)}")
 
 
-def installing(extra: str) -> str:
-    """Return the command that installs the packages of an extra."""
+def installing(*extras: str) -> str:
+    """Return the command that installs the packages of some extras."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         lines = requires("fedone-sdk") or []
     except PackageNotFoundError:
         lines = []
-    marker = re.compile(rf"extra == ['\"]{extra}['\"]")
-    packages = [line.partition(";")[0].strip() for line in lines if marker.search(line)]
-    return f"pip install {shlex.join(packages)}" if packages else extra
+    marker = re.compile(rf"extra == ['\"]({'|'.join(extras)})['\"]")
+    packages = {line.partition(";")[0].strip(): None for line in lines if marker.search(line)}
+    return f"pip install {shlex.join(packages)}" if packages else ", ".join(extras)
 
 
 @contextmanager

@@ -133,3 +133,15 @@ class Billing:
         if self._price is None:
             return usage
         return self._price.priced(usage, cached_tokens=cached_tokens)
+
+
+def with_usage(error: Exception, usage: Usage | None) -> Exception:
+    """Return a copy of a backend's error with another usage; another error is returned itself."""
+    if not isinstance(error, BackendError):
+        return error
+    # A copy, because the error may be shared with other callers, or raised again.
+    copied = type(error).__new__(type(error), *error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.usage = usage
+    copied.__cause__ = error.__cause__
+    return copied.with_traceback(error.__traceback__)

@@ -11,7 +11,7 @@ from itertools import chain
 
 from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
-from fedone_sdk.backends.billing import Billing
+from fedone_sdk.backends.billing import Billing, with_usage
 from fedone_sdk.backends.completions import sampled
 from fedone_sdk.backends.queries import CONCURRENCY, run_each
 from fedone_sdk.backends.rate_limit import RateLimiter
@@ -141,7 +141,7 @@ class ModelClient(Wrapper):
                 lambda part: send(part, keep), self._parts(places), concurrency=self._concurrency
             )
             if errors:
-                raise _with_usage(errors[0], _total(sent, errors))
+                raise with_usage(errors[0], _total(sent, errors))
             return [answer for _, parts in sorted(answers.items()) for answer in parts]
 
         if self.cache is None:
@@ -293,14 +293,3 @@ def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | No
                 return None
             usage += error.usage
     return usage
-
-
-def _with_usage(error: Exception, usage: Usage | None) -> Exception:
-    if not isinstance(error, BackendError):
-        return error
-    # A copy, because the cache may share the error with other callers.
-    copied = type(error).__new__(type(error), *error.args)
-    copied.__dict__.update(error.__dict__)
-    copied.usage = usage
-    copied.__cause__ = error.__cause__
-    return copied.with_traceback(error.__traceback__)

@@ -12,6 +12,7 @@ import structlog
 
 from fedone_sdk import errors
 from fedone_sdk.backends.base import Answer, Want
+from fedone_sdk.backends.billing import with_usage
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.spec import RetrySpec
@@ -68,12 +69,12 @@ class Retries:
                 answer = await self._attempt(want, ask)
                 return replace(answer, usage=answer.usage + spent)
             except BackendError as exc:
-                exc.usage = spent = spent + (exc.usage or NOTHING)
+                spent += exc.usage or NOTHING
                 if isinstance(exc, errors.FormChanged):
                     continue  # This loop is finite: no format is tried twice.
                 failures += 1
                 if failures == self._spec.attempts or not isinstance(exc, BackendUnavailable):
-                    raise
+                    raise with_usage(exc, spent) from exc.__cause__
                 wait_s = self._wait_s(failures, exc)
                 _log.info("trying again", attempt=failures, wait_s=wait_s, reason=str(exc))
             if self._refusal is None:

@@ -16,6 +16,10 @@ def main() -> None:
     """Run the command line."""
     # The matrices are small, so several threads of OpenBLAS would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Otherwise the store could get the descriptor of a closed stream, to which libraries write.
+    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, errors="replace"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
         # Print escapes for characters that the encoding of stdout cannot represent.
         sys.stdout.reconfigure(errors="backslashreplace")

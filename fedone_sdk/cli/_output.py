@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from operator import methodcaller
 from pathlib import Path
@@ -35,21 +36,16 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def say(text: str) -> None:
-    """Print a text and flush; on a terminal, control characters are replaced.
-
-    Does nothing if standard output is closed.
-    """
-    if sys.stdout is not None:
-        if sys.stdout.isatty():
-            text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    """Print a text and flush; on a terminal, control characters are replaced."""
+    if sys.stdout.isatty():
+        text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Print a line to stderr; does nothing if stderr is closed."""
-    if sys.stderr is not None:
-        print(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), file=sys.stderr, flush=True)
+    """Print a line to stderr."""
+    print(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), file=sys.stderr, flush=True)
 
 
 class Output:
@@ -62,15 +58,13 @@ class Output:
         self._to_stdout = json_file == Path("-")
         self._file = None if self._to_stdout else json_file
         self.console = terminal(stderr=self._to_stdout)
-        if self._file is not None:
-            check_target("--json", self._file)
+        check_target("--json", self._file)
 
     def write_json(self, document: T) -> T:
         """Write a document, which may contain pydantic models, and return it."""
         # Standard output may have any encoding, so JSON for it is ASCII.
-        ascii_only = self._to_stdout
         default = methodcaller("model_dump", mode="json")
-        text = json.dumps(document, indent=2, ensure_ascii=ascii_only, default=default) + "\n"
+        text = json.dumps(document, indent=2, ensure_ascii=self._to_stdout, default=default) + "\n"
         if self._to_stdout:
             say(text)
         elif self._file is not None:
@@ -98,8 +92,10 @@ class Output:
             self.console.print(Text(line, style="" if number else "bold"))
 
 
-def check_target(option: str, target: Path) -> None:
+def check_target(option: str, target: Path | None) -> None:
     """Check that a file can be written and is no input, before the command does its work."""
+    if target is None:
+        return
     path = _resolved(target)
     # Pipes and devices need no write access to their folder.
     needed = path if _is_special(path) else path.parent
@@ -109,9 +105,26 @@ def check_target(option: str, target: Path) -> None:
         raise ArgumentError(f"{option}: {target} is a folder")
     if not os.access(needed, os.W_OK):
         raise ArgumentError(f"{option}: {needed} cannot be written to")
-    words = [word.partition("=")[2] if word.startswith("--") else word for word in sys.argv[1:]]
-    if path.is_file() and [os.path.realpath(word) for word in words].count(str(path.resolve())) > 1:
-        raise ArgumentError(f"{option}: {target} is also another argument's file")
+    real = os.path.realpath(path)
+    same = [place for place, file in _named_files() if os.path.realpath(file) == real]
+    if len(same) > 1 and not _is_special(path):
+        raise ArgumentError(f"{option}: {target} is also {max(same)}")
+
+
+def _named_files() -> Iterator[tuple[str, str]]:
+    """Yield the files that the arguments name, also in YAML files, and where each is named."""
+    import yaml
+
+    for word in sys.argv[1:]:
+        file = Path(re.sub("^(--[^=]*=?|-.)", "", word))
+        if file.suffix or file.is_file():  # Without a dot, it may be the id of a run.
+            yield "another argument's file", str(file)
+        # An invalid file is reported when it is loaded.
+        with suppress(OSError, UnicodeError, yaml.YAMLError):
+            text = file.read_text("utf-8") if file.suffix in (".yaml", ".yml") else ""
+            for value in (str(getattr(token, "value", "")) for token in yaml.scan(text)):
+                if Path(value).suffix and "\0" not in value:
+                    yield f"named in {file}", str(file.parent / value)
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:

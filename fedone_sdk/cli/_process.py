@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import structlog
 import typer
 
+from fedone_sdk import errors
 from fedone_sdk.cli._output import note
 from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordError, SpecError
 
@@ -134,11 +135,11 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        errors = [*_leaves(exc)]
-        lines = [line for error in errors for line in _lines(error)]
+        leaves = [*_leaves(exc)]
+        lines = [line for error in leaves for line in _lines(error)]
         if None in lines:
             raise
-        if any(map(_is_write_error, errors)):
+        if any(map(_is_write_error, leaves)):
             # Python's flush of stdout at exit would print another error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         # Several clients may fail for the same reason: print each line once.
@@ -162,7 +163,7 @@ def _lines(error: BaseException) -> Iterator[str | None]:
     elif isinstance(error, FedOneError):
         yield " ".join(str(error).splitlines())
     elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        yield f"this command needs {error.name}: pip install {error.name}"
+        yield f"this command needs more packages: {errors.installing('cli', 'local', 'server')}"
     elif _is_write_error(error):
         yield f"output cannot be written: {error.strerror}"
     else:

@@ -160,7 +160,7 @@ class RunState:
     ) -> KnownRun | None:
         """Check that the stored run can continue, and return it; None if no run is stored."""
         if not self.store.exists():
-            self._remove_clients()
+            shutil.rmtree(self.clients, ignore_errors=True)
             return None
         store = stores.SqlStore.sqlite(self.store)
         await store.open()
@@ -169,7 +169,7 @@ class RunState:
                 await self._clear(store, spec.name)
             known = await store.run(spec.name)
             if not await store.tokens():  # New or cleared store: the clients' state is outdated.
-                self._remove_clients()
+                shutil.rmtree(self.clients, ignore_errors=True)
         finally:
             await store.close()
         if known is None:
@@ -201,9 +201,6 @@ class RunState:
             )
         await store.clear()
 
-    def _remove_clients(self) -> None:
-        shutil.rmtree(self.clients, ignore_errors=True)
-
     def _compare(
         self, known: stores.RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
     ) -> tuple[str, ...]:
@@ -230,5 +227,5 @@ class RunState:
 
 def _unusable(folder: Path) -> SpecError:
     return ArgumentError(
-        f"{folder}: cannot be written to; set another file with --store, or use --no-store"
+        f"{folder}: cannot be written to; `fedone tune` also has --store FILE and --no-store"
     )

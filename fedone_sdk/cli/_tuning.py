@@ -64,6 +64,7 @@ def next_steps(
     state: RunState | None,
     known: KnownRun | None,
     run_path: Path,
+    report: Path | None,
     raising: str = "--raise UNIT=N",
 ) -> Iterator[str]:
     """Yield the lines to print below a result: where the run is kept, and how it continues.
@@ -92,8 +93,8 @@ def next_steps(
     if result.status == "budget_exhausted" and result.rounds:
         yield f"to continue the run, set a higher cap in the file, or with {raising}"
     run_file = f" --run {shlex.quote(str(run_path))}" if spec.method.name == "own" else ""
-    report = f"fedone report {result.run_id} --store {store}{run_file}"
-    yield f"the run is in {state.store}; for a report: {report}"
+    command = f"; for a report: fedone report {result.run_id} --store {store}{run_file}"
+    yield f"the run is in {state.store}{'' if report else command}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:

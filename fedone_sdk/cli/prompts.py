@@ -69,8 +69,7 @@ def use(
         note(f"{path}: {key} names {name}; this command does not import it")
     if token := special_token(artefact.prompt.text):
         note(f"{path}: the prompt contains {token!r}, a special token of some models")
-    if target is not None:
-        _output.check_target("--output", target)
+    _output.check_target("--output", target)
     if data is None:
         if any_model or (backend_path is not None and form != "python"):
             raise ArgumentError("--data: is required to use a model")
@@ -90,8 +89,7 @@ def use(
         {"text": one.text} if one.text is not None else {"label": one.label, "scores": one.scores}
         for one in labelled.predictions
     )
-    ascii_only = target is None
-    _write("".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows), target)
+    _write("".join(f"{json.dumps(row, ensure_ascii=target is None)}\n" for row in rows), target)
     cost = cost_text(labelled.usage, priced="usd" in backend.bounds)
     note(f"{len(examples)} labelled, {cost}")
 

@@ -14,7 +14,6 @@ from rich.filesize import decimal as size_text
 from fedone_sdk import aggregator, reports, stores
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
 from fedone_sdk.cli._output import check_target, plural, write_file
-from fedone_sdk.cli._process import errors_in
 from fedone_sdk.cli._run_file import RunFile, default_store
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError, MissingExtraError, ResultError
@@ -40,12 +39,11 @@ def report(
             or in this folder's .fedone.
         target (FILE): The page. Default: RUN.html.
     """
-    if store is None and server is None and not os.path.exists(source):
-        store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
-    stored = store is not None or server is not None
-    load_own(run_path)
-    name = source if stored else Path(source).stem
-    target = target or Path(f"{name}.html")
+    is_here = not os.path.exists(source) and os.path.isfile(default_store(source))
+    stored = is_here or store is not None or server is not None
+    if run_path is not None:
+        RunFile.load(run_path)
+    target = target or Path(f"{source if stored else Path(source).stem}.html")
     check_report("--output", target)
     if stored:
         run = stored_run(source, server=server, token=token, store=store)
@@ -55,8 +53,10 @@ def report(
     typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
 
-def check_report(option: str, target: Path) -> None:
+def check_report(option: str, target: Path | None) -> None:
     """Check, before a run costs money, that its report can be written."""
+    if target is None:
+        return
     if target.suffix != ".html":
         raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
@@ -78,28 +78,21 @@ def export_run(
     Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
 
     Args:
-        target (FILE): The file to write. Default: RUN_ID.jsonl or RUN_ID.prompt.json.
+        target (FILE): The file to write. Default: RUN_ID.run.jsonl or RUN_ID.prompt.json.
         form: `run` writes the run as JSON lines; `prompt` writes its prompt as an artefact.
     """
-    load_own(run_path)
-    if form == "prompt":
-        target = target or Path(f"{run_id}.prompt.json")
-        check_target("--output", target)
-        run = stored_run(run_id, server=server, token=token, store=store)
-        write_file("--output", target, reports.artefact_of(run).dump())
-        typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
-        return
-    target = target or Path(f"{run_id}.jsonl")
-    check_target("--output", target)
-    data = _exported(run_id, server, token, store)
-    write_file("--output", target, data, mode=0o600)
-    typer.echo(f"{target}: run {run_id}, {size_text(len(data))}")
-
-
-def load_own(run_path: Path | None) -> None:
-    """Load the custom method that a RUN.yaml names; a stored run does not contain its code."""
     if run_path is not None:
         RunFile.load(run_path)
+    target = target or Path(f"{run_id}.{'prompt.json' if form == 'prompt' else 'run.jsonl'}")
+    check_target("--output", target)
+    data = _exported(run_id, server, token, store)
+    if form == "prompt":
+        run = reports.read_export(data)
+        write_file("--output", target, reports.artefact_of(run).dump())
+        typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
+    else:
+        write_file("--output", target, data, mode=0o600)
+        typer.echo(f"{target}: run {run_id}, {size_text(len(data))}")
 
 
 def stored_run(
@@ -119,7 +112,8 @@ def _exported(
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
     if store is not None and server is None:
-        return asyncio.run(_read(_opened(store) if isinstance(store, str) else store, run_id))
+        opened = stores.SqlStore.at(store, serving=False) if isinstance(store, str) else store
+        return asyncio.run(_read(opened, run_id))
     if server is None or store is not None:
         raise ArgumentError("give either --server or --store")
     if token is None:
@@ -132,13 +126,6 @@ def _exported(
     if exported_id != run_id:
         raise ResultError(f"{server}: sent run {exported_id!r} instead of {run_id!r}")
     return data
-
-
-def _opened(address: str) -> stores.SqlStore:
-    if "://" not in address and not Path(address).is_file():
-        raise ArgumentError(f"--store: there is no file {address}")
-    with errors_in("arguments"):
-        return stores.SqlStore.at(address, serving=False)
 
 
 async def _read(store: stores.Store, run_id: str) -> bytes:

@@ -65,8 +65,7 @@ def retune(
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
     _output.check_target("--output", target)
-    if html is not None:
-        check_report("--html", html)
+    check_report("--html", html)
     old_run = RunFile.load(run_path, seed=seed, cap=cap)
     with errors_in(str(run_path)):
         spec = retune_spec(artefact, backend, old_run.spec, name=name)
@@ -106,7 +105,7 @@ def retune(
     _print(output, artefact.name, report)
     if recommended is not None:
         _output.note(f"{recommended}: the recommended prompt")
-    for line in _tuning.next_steps(spec, result, state, known, run_path, raising="--cap N"):
+    for line in _tuning.next_steps(spec, result, state, known, run_path, html, raising="--cap N"):
         _output.note(line)
     raise typer.Exit(_output.exit_code(result))
 

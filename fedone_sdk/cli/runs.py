@@ -14,7 +14,6 @@ from fedone_sdk.cli._output import Output, money, print_result
 from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli.report import export_run
 from fedone_sdk.client import AdminClient
-from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
 from fedone_sdk.trackers import TrackedRun, Tracking
 
@@ -24,15 +23,26 @@ app = _options.group(
 )
 
 
+@command(app, "list")
+def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
+    """List the runs.
+
+    Example: fedone runs list --server https://fedone.example
+    """
+    output = Output(json_file)
+    runs = output.write_json(call(server, token, AdminClient.list))
+    output.table(_RUNS, map(_run_row, runs))
+
+
 @command(app)
 def show(
+    run_id: RunId,
     server: Server,
     token: Token,
-    run_id: Annotated[str | None, typer.Argument(metavar="[RUN_ID]")] = None,
     by_client: Annotated[bool, typer.Option("--clients")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show the state or the result of a run; without RUN_ID, list all runs.
+    """Show the state or the result of a run.
 
     Example: fedone runs show sst2 --server https://fedone.example
 
@@ -40,13 +50,8 @@ def show(
         by_client: Show the influence of each client that has an epsilon (privacy), that is in
             quarantine, or whose updates a defence has examined.
     """
-    if run_id is None and by_client:
-        raise ArgumentError("--clients: needs a RUN_ID")
     output = Output(json_file)
-    if run_id is None:
-        runs = output.write_json(call(server, token, AdminClient.list))
-        output.table(_RUNS, map(_run_row, runs))
-    elif by_client:
+    if by_client:
         influences = output.write_json(call(server, token, AdminClient.clients_of, run_id))
         output.table(_CLIENTS, map(_client_row, influences))
     else:

@@ -284,7 +284,7 @@ def upgrade(
     """Upgrade a store to the newest schema; its contents are kept.
 
     First stop every server that uses the store, and make a backup. Without arguments, the
-    environment variable FEDONE_STORE__URL names the store.
+    environment variables of `fedone serve` (FEDONE_STORE__URL ...) are the configuration.
 
     Example: fedone db upgrade --store postgresql://fedone@db.example/fedone
 

@@ -60,16 +60,12 @@ def tune(
     """
     output = Output(json_file)
     quiet_logs()
-    store_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
-    for option, is_set in store_options.items():
-        if is_set and no_store:
+    for option, value in {"--store": store, "--fresh": fresh, "--raise": raised}.items():
+        if value and no_store:
             raise ArgumentError(f"{option}: cannot be combined with --no-store")
-    if store is not None:
-        _output.check_target("--store", store)
-    if artefact is not None:
-        _output.check_target("--artefact", artefact)
-    if report is not None:
-        check_report("--report", report)
+    _output.check_target("--store", store)
+    _output.check_target("--artefact", artefact)
+    check_report("--report", report)
     tracking = _options.tracking_of(trackers)
     run = RunFile.load(run_path, seed=seed, cap=cap, raised=_options.caps_of("--raise", raised))
     federation = run.federation()
@@ -91,7 +87,7 @@ def tune(
         if artefact is not None or report is not None:
             last_first.callback(_write, store_of_run, result.run_id, artefact, report)
         last_first.callback(output.write_json, result)
-    for line in next_steps(run.spec, result, state, known, run.path):
+    for line in next_steps(run.spec, result, state, known, run.path, report):
         note(line)
     raise typer.Exit(_output.exit_code(result))
 
@@ -235,13 +231,13 @@ def _time(plan: local.RunPlan, *, local: bool, probe: bool) -> str:
     )
 
 
-_RUN_FILES = {"smollm2-135m-instruct": "quickstart.yaml", "mini": "quickstart-mini.yaml"}
+_RUN_FILES = {"smollm2-135m-instruct": "quickstart.yaml", "roberta-mini": "quickstart-mini.yaml"}
 _SHOWN_CHANGES = 3
 _REPORT = Path("quickstart.html")
 
 
 def quickstart(
-    model: Literal["smollm2-135m-instruct", "mini"] = "smollm2-135m-instruct",
+    model: Literal["smollm2-135m-instruct", "roberta-mini"] = "smollm2-135m-instruct",
     seed: Seed = None,
     cap: Cap = None,
     json_file: JsonFile = None,
@@ -255,7 +251,7 @@ def quickstart(
 
     Args:
         model: `smollm2-135m-instruct` is an instruct model of 135 million parameters (98 MB,
-            fetched once). `mini` is the embedded masked model (10 seconds, no network).
+            fetched once). `roberta-mini` is the embedded masked model (10 seconds, no network).
     """
     output = Output(json_file)
     quiet_logs()
@@ -281,15 +277,15 @@ def quickstart(
 
 
 def _available(model: str) -> str:
-    """Fetch a model, and return its name; return ``mini`` if the model cannot be fetched."""
+    """Fetch a model, and return its name; return ``roberta-mini`` if it cannot be fetched."""
     from fedone_sdk.cli.models import fetch
 
     try:
-        if model != "mini" and not is_present(local_model(model)):
+        if not is_present(local_model(model)):
             fetch(model)
     except SpecError as exc:
-        note(f"{exc}; using the embedded mini model")
-        return "mini"
+        note(f"{exc}; using the embedded model roberta-mini")
+        return "roberta-mini"
     return model
 
 

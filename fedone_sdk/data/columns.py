@@ -26,7 +26,7 @@ NAMES = {*_TEXT_NAMES, *_LABEL_NAMES}
 """The usual names of columns with texts or labels."""
 
 MAX_LABELS = 64
-_MAX_LABEL_CHARS = 60
+MAX_LABEL_CHARS = 60
 _MIN_ROWS = 3
 """Number of rows that a label needs: one each for the training, dev and public split."""
 
@@ -55,14 +55,14 @@ def label_columns(rows: _Rows) -> list[str]:
         name
         for name, column in values.items()
         if 2 <= len(keys[name]) <= most
-        and all(len(key) <= _MAX_LABEL_CHARS for key in keys[name])
+        and all(len(key) <= MAX_LABEL_CHARS for key in keys[name])
         and sum(map(bool, column)) >= _MIN_LABELLED * len(rows)
     ]
     if not columns:
         counts = ", ".join(f"{name!r} has {len(labels)}" for name, labels in keys.items())
         raise DataError(
-            f"no column can be the label: a column with 2 to {most} different short values in at "
-            f"least half of the rows is needed ({counts})"
+            f"no column can be the label: a column with 2 to {most} different values of at most "
+            f"{MAX_LABEL_CHARS} characters in at least half of the rows is needed ({counts})"
         )
 
     def order(name: str) -> tuple[int, bool, int]:

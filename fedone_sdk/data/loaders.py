@@ -8,10 +8,10 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedone_sdk.data.columns import MAX_LABELS, NAMES
 from fedone_sdk.errors import DataError, needs_extra, system_errors
@@ -19,12 +19,14 @@ from fedone_sdk.files import user_path
 
 _DELIMITERS = ",;\t|"
 _MAX_CELL_CHARS = 2**20
-_QUOTED = re.compile(r'".+"', re.DOTALL)
+_UNKNOWN = "neither UTF-8 nor Windows-1252 text; save the file as UTF-8"
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
+
+_MISFITS = {"none": re.compile(r'".+"', re.DOTALL), "doubled": re.compile(r' +"[^"]*"')}
+"""By format of cells: cells that another format reads better."""
 
 _Row = dict[str, Any]
 _Rows = Generator[_Row]
-_Quoting = Literal["doubled", "escaped", "none"]
 _Records = list[tuple[int, list[str]]]
 """Records of a table, each with the number of its last line."""
 
@@ -35,10 +37,10 @@ def load_examples(
     """Read labelled rows.
 
     The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252. The
-    delimiter is a comma, semicolon, tab or vertical bar. Three formats of cells are tried in this
-    order: quotes as in RFC 4180, escaped quotes, and no quotes. A format fits if every record has
-    as many cells as the header. Without a header, columns are called ``column1`` ... Empty cells
-    after the last named column are dropped.
+    delimiter is a comma, semicolon, tab or vertical bar. The format of cells is the first in which
+    every record has as many cells as the header: quotes as in RFC 4180, quotes after spaces,
+    escaped quotes, no quotes; for tabs, it is the one with the most records. Without a header,
+    columns are called ``column1`` ... Empty cells after the last named column are dropped.
 
     Args:
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
@@ -62,9 +64,8 @@ def load_examples(
     return examples
 
 
-def _file_rows(path: Path) -> Iterator[_Row]:
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
+def _file_rows(path: Path) -> Iterable[_Row]:
+    if (read := _READERS.get(path.suffix.lower())) is None:
         allowed = ", ".join(_READERS)
         raise DataError(f"{path}: unknown suffix {path.suffix!r} (allowed: {allowed}, or hf:NAME)")
     return read(path)
@@ -75,16 +76,17 @@ def _text(path: Path, *, is_table: bool = False) -> str:
     content = path.read_bytes()
     is_utf16 = is_table and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return content.decode("utf-16" if is_utf16 else "utf-8-sig")
+        # Programs that add to a file may leave a second byte order mark.
+        return content.decode("utf-16" if is_utf16 else "utf-8").lstrip("\ufeff")
     except UnicodeDecodeError as exc:
-        # In Windows-1252 text, most non-ASCII bytes stand alone; in other encodings, they do not.
+        # In Windows-1252 text, most non-ASCII bytes stand alone, and few of them are UTF-8.
         runs = re.findall(rb"[\x80-\xff]+", content)
-        if is_table and not is_utf16 and sum(map(len, runs)) <= 2 * len(runs):
+        in_utf8 = re.findall(r"[^\0-\x7f]", content.decode(errors="ignore"))
+        if is_table and max(sum(map(len, runs)), 4 * len(in_utf8)) <= 2 * len(runs):
             with suppress(UnicodeDecodeError):
                 return content.decode("cp1252")
         line = content.count(b"\n", 0, exc.start) + 1
-        hint = "neither UTF-8 nor Windows-1252 text; save the file as UTF-8"
-        raise DataError(f"{path}:{line}: is {hint if is_table else 'not UTF-8 text'}") from exc
+        raise DataError(f"{path}:{line}: is {_UNKNOWN if is_table else 'not UTF-8 text'}") from exc
 
 
 def _jsonl(path: Path) -> _Rows:
@@ -95,10 +97,7 @@ def _jsonl(path: Path) -> _Rows:
 
 
 def _json(path: Path) -> _Rows:
-    text = _text(path)
-    if not text.strip():
-        return
-    rows = _parse_json(text, path, 1)
+    rows = _parse_json(_text(path).rstrip() or "[]", path, 1)
     if not isinstance(rows, list):
         raise DataError(f"{path}: is {_kind(rows)}, not a JSON array of objects")
     for number, row in enumerate(rows, 1):
@@ -129,54 +128,59 @@ def _kind(value: object) -> str:
     return "null" if value is None else names.get(type(value), "a number")
 
 
-def _table(path: Path) -> Iterator[dict[str, str]]:
+def _table(path: Path) -> list[_Row]:
     text = _text(path, is_table=True)
     if named := re.match(r"sep=(.)\r?\n", text):  # Some spreadsheets begin with this line.
         text = text[named.end() :]
     first = text.partition("\n")[0]
+    if "\0" in first:  # UTF-16 without a byte order mark, UTF-32, or no text.
+        raise DataError(f"{path}:1: is {_UNKNOWN}")
     delimiters = sorted(_DELIMITERS, key=first.count, reverse=True)
     if path.suffix.lower() == ".tsv":
         delimiters = ["\t", *delimiters]
-    problem: DataError | None = None
-    styles: tuple[_Quoting, ...] = ("doubled", "escaped", "none")
+    problems: list[DataError] = []
     for delimiter in [mark for mark in delimiters if mark in first] or delimiters[:1]:
-        for quoting in styles:
+        tables: list[list[_Row]] = []
+        for quoting in ("doubled", "spaced", "escaped", "none"):
             try:
-                return _table_rows(path, _records(path, text, delimiter, quoting))
+                tables.append(_table_rows(path, _records(path, text, delimiter, quoting)))
             except DataError as exc:
-                problem = problem or exc
-    assert problem is not None
-    raise problem
+                problems.append(exc)
+            if tables and delimiter != "\t":
+                break
+        if tables:  # Two unbalanced quotes would join the lines between them.
+            return max(tables, key=len)
+    raise problems[0]
 
 
-def _records(path: Path, text: str, delimiter: str, quoting: _Quoting) -> _Records:
+def _records(path: Path, text: str, delimiter: str, quoting: str) -> _Records:
     # Records end at line feeds; the csv module would also end them at lone carriage returns.
     lines = text.removesuffix("\n").split("\n" if "\n" in text else "\r")
     if quoting == "none":
-        split = (
-            (number, line.rstrip("\r").split(delimiter)) for number, line in enumerate(lines, 1)
-        )
+        split = ((at, line.rstrip("\r").split(delimiter)) for at, line in enumerate(lines, 1))
         records = [(number, record) for number, record in split if record != [""]]
-        cells = (cell for _, record in records for cell in record)
-        if delimiter != "\t" and any(map(_QUOTED.fullmatch, cells)):
-            raise DataError(f"{path}: some cells are quoted, others are not")
-        return records
-    csv.field_size_limit(_MAX_CELL_CHARS)
-    reader = csv.reader(
-        (f"{line}\n" for line in lines),
-        delimiter=delimiter,
-        escapechar="\\" if quoting == "escaped" else None,
-        strict=True,
-    )
-    try:
-        return [(reader.line_num, record) for record in reader if record not in ([], [""])]
-    except csv.Error as exc:
-        raise DataError(f"{path}:{reader.line_num}: bad CSV: {exc}") from exc
+    else:
+        csv.field_size_limit(_MAX_CELL_CHARS)
+        reader = csv.reader(
+            (f"{line}\n" for line in lines),
+            delimiter=delimiter,
+            escapechar="\\" if quoting == "escaped" else None,
+            skipinitialspace=quoting == "spaced",
+            strict=True,
+        )
+        try:
+            records = [(reader.line_num, record) for record in reader if record not in ([], [""])]
+        except csv.Error as exc:
+            raise DataError(f"{path}:{reader.line_num}: bad CSV: {exc}") from exc
+    misfit, cells = _MISFITS.get(quoting), (cell for _, record in records for cell in record)
+    if misfit is not None and delimiter != "\t" and any(map(misfit.fullmatch, cells)):
+        raise DataError(f"{path}: some cells are quoted, others are not")
+    return records
 
 
-def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
+def _table_rows(path: Path, records: _Records) -> list[_Row]:
     if not records:
-        return iter(())
+        return []
     number, header = records[0]
     width = max((at for at, name in enumerate(header, 1) if name.strip()), default=0)
     for line, record in records:
@@ -192,23 +196,20 @@ def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
         header = [f"column{at}" for at in range(1, width + 1)]
     if len(set(header)) < width:
         raise DataError(f"{path}:{number}: two columns share one name in the header {header}")
-    return (dict(zip(header, record, strict=True)) for record in data)
+    return [dict(zip(header, record, strict=True)) for record in data]
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
     """Return whether the first record is data: a cell is repeated in its column, like a label."""
     if any(name.casefold() in NAMES for name in header):
         return False
-    for name, *column in zip(header, *data, strict=True):
-        counts = Counter(column)
-        if name and counts[name] > 1 and len(counts) <= min(MAX_LABELS, len(column) // 2):
-            return True
-    return False
+    columns = [(name, Counter(column)) for name, *column in zip(header, *data, strict=True)]
+    most = min(MAX_LABELS, len(data) // 2)
+    return any(name and counts[name] > 1 and len(counts) <= most for name, counts in columns)
 
 
 def _parquet(path: Path) -> _Rows:
-    arrow = _import("pyarrow", "reading Parquet")
-    parquet = _import("pyarrow.parquet", "reading Parquet")
+    arrow, parquet = (_import(name, "reading Parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
@@ -218,17 +219,14 @@ def _parquet(path: Path) -> _Rows:
 
 
 def _hub_rows(source: str, split: str) -> _Rows:
-    match = _HUB_NAME.fullmatch(source)
-    if match is None:
+    if (match := _HUB_NAME.fullmatch(source)) is None:
         raise DataError(f"{source}: must be hf:glue/TASK, hf:ORG/NAME or hf:ORG/NAME/CONFIG")
     owner, name, config = match.groups()
     if owner == "glue" and config is None:
         owner, name, config = "nyu-mll", "glue", name
     datasets = _import("datasets", "reading the Hugging Face hub")
     try:
-        rows = datasets.load_dataset(f"{owner}/{name}", config, split=split)
-        for row in rows:
-            yield dict(row)
+        yield from map(dict, datasets.load_dataset(f"{owner}/{name}", config, split=split))
     except Exception as exc:  # `load_dataset` raises the exceptions of several libraries.
         raise DataError(f"{source} (split {split!r}): {exc}") from exc
 
@@ -238,7 +236,7 @@ def _import(module: str, feature: str) -> Any:
         return importlib.import_module(module)
 
 
-_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+_READERS: dict[str, Callable[[Path], Iterable[_Row]]] = {
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,

@@ -73,7 +73,8 @@ def interval(metric: str, measured: Measured, num_labels: int) -> Interval | Non
 
     For the accuracy, one right and one wrong answer are added to the resampled examples (Agresti
     and Coull 1998), because 20 right answers of 20 do not show that the accuracy is exactly 1. For
-    the loss, the lowest and the highest loss are added: 0 and 1 if no other loss occurs.
+    f1 and matthews, these are one right and one wrong answer for each label. For the loss, the
+    lowest and the highest loss are added: 0 and 1 if no other loss occurs.
 
     Returns:
         The interval; None if nothing was scored, or for a metric that is a user's function.
@@ -135,12 +136,13 @@ def _interval(
     # A metric depends only on the count of each combination of answers (a cell).
     cells, counts = np.unique(table, axis=1, return_counts=True)
     weights = counts
-    if metric in ("accuracy", "loss"):
+    if metric in ("accuracy", "loss") or not second:
         # For the accuracy, they have class 0: label 0 is right, and no label (-1) is wrong.
-        right_first = [[0, 0], *[[0, -1]] * seeds, *[[-1, 0]] * seeds]
-        more = _added_losses(cells, counts, seeds) if metric == "loss" else right_first
+        added = {"accuracy": [[0, 0], *[[0, -1]] * seeds, *[[-1, 0]] * seeds]}
+        others = added.get(metric, [[0, 0, 1, 1], [0, 1, 0, 1]])
+        more = _added_losses(cells, counts, seeds) if metric == "loss" else others
         cells = np.concatenate([cells, np.array(more[: len(cells)])], axis=1)
-        counts, weights = np.append(counts, [0, 0]), np.append(counts, [1, 1])
+        counts, weights = (np.pad(counts, (0, len(more[0])), constant_values=n) for n in (0, 1))
 
     def by_seed(drawn: _Ints) -> _Floats:
         """Return the metric per seed, shape (draws, S), from counts of the cells."""

@@ -196,10 +196,12 @@ class Results:
         return sum((one.spent for one in self.standings), NOTHING)
 
     @property
-    def header(self) -> list[str]:
-        """The names of the table's columns; `docs/guides/compare.md` explains them."""
-        first = self.standings[0].entrant.name
-        return _HEADER.format(metric=self.task.metric, first=first).split("|")
+    def table(self) -> list[list[str]]:
+        """The header and the rows of the table; `docs/guides/compare.md` explains the columns."""
+        metric, first = self.task.metric, self.standings[0].entrant.name
+        rows = [_HEADER.format(metric=metric, first=first).split("|")]
+        rows += (one.row() for one in self.standings)
+        return [row[:4] + row[6:] for row in rows] if metric == "loss" else rows
 
     @property
     def judged(self) -> str:

@@ -7,13 +7,14 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from fedone_sdk.algorithms import load_method, stream_seed
 from fedone_sdk.backends import LLMBackend, Prediction, Wrapper, build_backend, predict
@@ -186,7 +187,8 @@ def contests(
             spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in federations:
-                federations[key] = Federation.load(spec, folder)
+                with nullcontext() if seed == seeds[0] else capture_logs():  # the same warnings
+                    federations[key] = Federation.load(spec, folder)
             if isinstance(federations[key].score, Judge):
                 raise SpecError("task.score: fedone compare does not support a judge")
             if spec.prompt.proposer is not None:

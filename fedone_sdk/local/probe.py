@@ -66,12 +66,14 @@ async def timed(
     began = loop.time()
     await backend.score(warm_up)
     startup_s += loop.time() - began
+    steps = sorted(steps, key=lambda step: -len(step[0].inputs))  # Some devices have few rows.
     max_rows = len(steps[0][0].inputs)
     sizes = (min(_TIMED_ROWS, max_rows), 1) if backend.apart and max_rows > 1 else (max_rows,)
     largest = sizes[0]
     # The first query is timed alone, so that a slow model answers few queries.
     waiting = deque([[steps[0][0].part(range(largest))]])
-    waiting += [[query.part(range(size)) for query in step] for step in steps for size in sizes]
+    whole = [(step, size) for step in steps for size in sizes if size <= len(step[0].inputs)]
+    waiting += [[query.part(range(size)) for query in step] for step, size in whole]
     timings = {size: (0, 0.0) for size in sizes}
     while waiting and sum(seconds for _, seconds in timings.values()) < _TIMED_S:
         queries = waiting.popleft()

@@ -177,8 +177,8 @@ def comparison_html(results: Results, command: str | None = None) -> str:
         "comparison.html.j2",
         [comparison_svg(results)] if any(one.trials for one in results.standings) else (),
         results=results,
-        header=results.header,
-        rows=[standing.row() for standing in results.standings],
+        header=results.table[0],
+        rows=results.table[1:],
         command=command,
     )
 

@@ -118,8 +118,8 @@ def load_yaml(path: str | Path) -> Any:
 
     Loader.add_constructor("tag:yaml.org,2002:int", integer)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        return yaml.load(text, Loader)
+        with open(path, encoding="utf-8") as file:
+            return yaml.load(file, Loader)
     except OSError as exc:
         raise SpecError(f"cannot be read: {exc.strerror}", source=str(path)) from exc
     except UnicodeDecodeError as exc:
@@ -127,7 +127,9 @@ def load_yaml(path: str | Path) -> Any:
     except RecursionError as exc:
         raise SpecError("is not YAML: it is nested too deeply", source=str(path)) from exc
     except (yaml.YAMLError, ValueError, OverflowError) as exc:
-        raise SpecError(f"is not YAML: {' '.join(str(exc).split())}", source=str(path)) from exc
+        # The file may contain secrets. PyYAML quotes no lines of a stream, but these names.
+        text = re.sub(r"(alias|anchor|handle|tag) '.*?'", r"\1", " ".join(str(exc).split()))
+        raise SpecError(f"is not YAML: {text}", source=str(path)) from exc
 
 
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
@@ -189,7 +191,8 @@ def _problems(
             if key and (named := _KEY.match(message)):
                 key, message = f"{key}.{named[1]}", message[named.end() :]
         elif item["type"] not in _OWN_MESSAGES:
-            message = _PYTHON_INPUTS.sub("", message).replace("tuple", "list")
+            message = re.sub("(?i)tuple", "list", _PYTHON.sub("", message))
+            message = message.replace("OrderedDict", "mapping")
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
         yield key, message
 
@@ -197,8 +200,8 @@ def _problems(
 _OWN_MESSAGES = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found")
 """Types of errors whose messages `_problems` writes; other messages are pydantic's."""
 
-_PYTHON_INPUTS = re.compile(r" or (instance of \w+|object to extract fields from)")
-"""Python types that a file cannot contain; they are removed from pydantic's messages."""
+_PYTHON = re.compile(r" or (instance of \w+|object to extract fields from)| after validation")
+"""Words on Python's types, which are removed from pydantic's messages."""
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
@@ -233,7 +236,7 @@ def _place(
             if step not in schema["fields"]:
                 return None if rest else _Place((step,), frozenset(schema["fields"]))
             below = schema["fields"][step]
-        case "dict":
+        case "dict" | "ordered-dict":
             if rest == ("[key]",):
                 return _Place((step,))
             below = schema.get("values_schema", {"type": "any"})

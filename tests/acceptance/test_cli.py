@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -20,7 +21,7 @@ from fedone_sdk.errors import installing
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
 from tests.acceptance.tiny import result_in, write_sentences
-from tests.console import Fedone
+from tests.console import Fedone, the_line
 
 RUN = (
     tiny.RUN.replace("queries: 16", "queries: 40")
@@ -75,13 +76,19 @@ def test_without_its_extra_the_error_names_what_to_install(
         "",
         f"the fedone command needs an extra: {installing('cli')}\n",
     )
+    monkeypatch.undo()
+    missing = Mock(side_effect=ModuleNotFoundError(name="numpy"))
+    monkeypatch.setattr("fedone_sdk.cli.tune.quiet_logs", missing)
+    line = the_line(fedone("quickstart"))
+    assert line.startswith("this command needs more packages: pip install ")
+    assert {"numpy", "onnxruntime", "sqlalchemy", "typer"} <= {*re.findall(r"\w+", line)}
 
 
 def test_quickstart_keeps_its_cap(
     fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mini = ("quickstart", "--model", "mini")
+    mini = ("quickstart", "--model", "roberta-mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
     assert "Label bias alone" in out
@@ -140,21 +147,17 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
     monkeypatch.chdir(tmp_path)
     code, out, err = fedone("quickstart", "--cap", 10)
     assert code == 0
-    assert "using the embedded mini model" in err
+    assert "using the embedded model roberta-mini" in err
     assert "quickstart.html is a folder" in err
     assert "10 of 10" in out
 
 
-def test_a_seed_replaces_that_of_the_file(fedone: Fedone, folder: Path) -> None:
-    target = folder / "result.json"
-    assert fedone("tune", folder / "run.yaml", "--seed", 7, "--json", target).code == 0
-    assert result_in(target).seed == 7
-
-
 def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
-    code, out, err = fedone("tune", folder / "run.yaml", "--cap", 8, "--json", "-")
+    tune = ("tune", folder / "run.yaml", "--cap", 8, "--seed", 7)
+    code, out, err = fedone(*tune, "--json", "-")
     assert code == 0
-    assert RunResult.model_validate_json(out).spent.queries == 8
+    found = RunResult.model_validate_json(out)
+    assert (found.spent.queries, found.seed) == (8, 7)
     assert "accuracy on 16 dev rows" in err
 
 
@@ -279,11 +282,11 @@ def test_a_mistake_is_one_line(
         (["tune", "run.yaml", "--store", "no/a.db"], "arguments: --store: there is no folder no"),
         (["runs", "export", "a", "-o", ".", "--store", "a.db"], "arguments: --output: . is a fol"),
         (
-            ["runs", "show", "--server", "http://me:secret@h"],
+            ["runs", "list", "--server", "http://me:secret@h"],
             "arguments: server: must not have a user or password",
         ),
         (
-            ["runs", "show", "--server", "http://h/?key=secret"],
+            ["runs", "list", "--server", "http://h/?key=secret"],
             "arguments: server: must not have a query (?) or a fragment (#)",
         ),
         (
@@ -296,7 +299,7 @@ def test_a_mistake_is_one_line(
         ),
         # What stands around it in a file or a variable is none of it.
         (
-            ["runs", "show", "--server", "http://127.0.0.1:9"],
+            ["runs", "list", "--server", "http://127.0.0.1:9"],
             "http://127.0.0.1:9: cannot be reached",
         ),
     ],
@@ -385,20 +388,15 @@ def test_serve_check(
     assert "enrol-me-please" not in out + err
 
 
-def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) -> None:
-    (configured / "run.yaml").write_text(RUN.replace("dev.jsonl", "gone.jsonl"))
-    code, out, err = fedone("serve", "config.yaml", "--check")
-    assert (code, len(err.splitlines())) == (0, 1)
-    line = "tiny: prompts are not measured: data.dev: there is no file gone.jsonl; defence: "
-    assert out.splitlines()[1:] == [f"{line}standard"]
-
-
-def test_serve_check_warns_of_a_run_without_a_defence(fedone: Fedone, configured: Path) -> None:
-    (configured / "run.yaml").write_text(f"{RUN}\ndefence: none\n")
-    code, out, err = fedone("serve", "config.yaml", "--check")
-    assert code == 0
-    assert out.splitlines()[1].endswith("; defence: none")
-    assert "warning: run.yaml: defence: is none" in err
+def test_serve_check_reports_measurements_and_defence(fedone: Fedone, configured: Path) -> None:
+    for defence, warnings in ("standard", []), ("none", ["warning: run.yaml: defence: is none"]):
+        gone = RUN.replace("dev.jsonl", "gone.jsonl")
+        (configured / "run.yaml").write_text(f"{gone}\ndefence: {defence}\n")
+        code, out, err = fedone("serve", "config.yaml", "--check")
+        assert code == 0
+        line = "tiny: prompts are not measured: data.dev: there is no file gone.jsonl; defence: "
+        assert out.splitlines()[1:] == [f"{line}{defence}"]
+        assert [said.partition(",")[0] for said in err.splitlines()[1:]] == warnings
 
 
 def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: Path) -> None:
@@ -414,18 +412,16 @@ def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: P
     assert missing.startswith("nope.yaml: cannot be read")
 
 
-def test_a_counted_vocabulary_needs_public_text(fedone: Fedone, configured: Path) -> None:
+def test_a_run_that_the_server_cannot_serve(fedone: Fedone, configured: Path) -> None:
     counted = re.sub(r"kind: list, candidates: \[.*\]", "kind: pmi, size: 10", RUN)
     (configured / "run.yaml").write_text(counted)
     assert fedone("serve", "config.yaml", "--check").code == 0
-    (configured / "run.yaml").write_text(re.sub(r"\ndata: .*", "", counted))
-    code, _, err = fedone("serve", "config.yaml", "--check")
-    assert code == 2
-    assert err.startswith("run.yaml: prompt.vocabulary.kind: pmi counts words of public texts, so")
-
-
-def test_the_server_has_one_model(fedone: Fedone, configured: Path) -> None:
-    (configured / "run.yaml").write_text(f"{RUN}backend: {{kind: onnx, model: other}}\n")
-    code, _, err = fedone("serve", "config.yaml", "--check")
-    assert code == 2
-    assert err.startswith("run.yaml: backend: differs from the server's")
+    no_texts = "prompt.vocabulary.kind: pmi counts words of public texts, so"
+    for run, problem in (
+        (re.sub(r"\ndata: .*", "", counted), no_texts),
+        (f"{RUN}backend: {{kind: onnx, model: other}}\n", "backend: differs from the server's"),
+    ):
+        (configured / "run.yaml").write_text(run)
+        code, _, err = fedone("serve", "config.yaml", "--check")
+        assert code == 2
+        assert err.startswith(f"run.yaml: {problem}")

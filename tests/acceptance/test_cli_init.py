@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -142,14 +143,17 @@ def test_a_hosted_model_is_that_of_the_service(
     assert init._backend_of(model) == {"kind": "openai", "model": model, **keys}
 
 
+async def drafted_by_a_service(rows: list[dict[str, str]], **keys: str) -> tuple[FakeOpenAI, Any]:
+    async with FakeOpenAI() as server:
+        backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
+        backend |= {"api_key_env": None, **keys}
+        return server, await init._drafted(backend, Splits(rows, rows, rows), 300, **COLUMNS)
+
+
 async def test_a_hosted_model_is_asked_only_what_is_free() -> None:
     # All rows of spam have the same text, so a block of examples has one of them.
     rows = [{"text": f"text {at % 2 * at}", "label": ("spam", "ham")[at % 2]} for at in range(8)]
-    async with FakeOpenAI() as server:
-        backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
-        backend |= {"api_key_env": None}
-        parts = Splits(rows, rows, rows)
-        drafted, cut = await init._drafted(backend, parts, 300, **COLUMNS)
+    server, (drafted, cut) = await drafted_by_a_service(rows)
     assert (server.received, len(server.asked) < 8, cut) == ([], True, 2000)
     assert drafted.task["chat"] == {"user": "{instruction}{demonstrations}{text}\n{opening}"}
     assert drafted.task["labels"] == {"ham": " ham", "spam": " spam"}
@@ -160,11 +164,7 @@ async def test_a_hosted_model_is_asked_only_what_is_free() -> None:
 async def test_a_hosted_model_gets_codes_for_labels_of_several_tokens() -> None:
     rows = [{"text": f"text {at}", "label": ("qqx zzkw", "xqzv")[at % 2]} for at in range(8)]
     tokenizer = str(assets.path("roberta_mini") / "tokenizer.json")
-    async with FakeOpenAI() as server:
-        backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
-        backend |= {"api_key_env": None, "tokenizer": tokenizer}
-        parts = Splits(rows, rows, rows)
-        drafted, _ = await init._drafted(backend, parts, 300, **COLUMNS)
+    _, (drafted, _) = await drafted_by_a_service(rows, tokenizer=tokenizer)
     assert drafted.task["labels"] == {"qqx zzkw": " A", "xqzv": " B"}
     form = "{instruction}{demonstrations}{codes}{text}\n{opening}"
     assert drafted.task["chat"] == {"user": form}
@@ -187,7 +187,7 @@ def test_four_questions_at_most(
 
     pytest.importorskip("xllamacpp")
     monkeypatch.setenv("FEDONE_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(init, "_interactive", lambda: True)
+    monkeypatch.setattr(init, "sys", Mock())  # On a terminal.
     monkeypatch.setattr(typer, "prompt", prompt)
     monkeypatch.setattr(typer, "confirm", confirm)
     assert fedone("init", "my tickets.csv").code == 0
@@ -208,7 +208,7 @@ def test_four_questions_at_most(
     [
         (["--label", "kind"], "--label: 'kind' is not a column; possible columns: Sentiment, d"),
         (["--text", "Sentiment"], "--text: 'Sentiment' does not have texts"),
-        (["--label", "body"], "--label: 'body' does not have 2 to 64 different short values"),
+        (["--label", "body"], "--label: 'body' does not have 2 to 64 different values of"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],
 )

@@ -164,20 +164,11 @@ def test_a_damaged_file_is_fetched_again(
     assert (models / "tiny.gguf").read_bytes() == CONTENT
 
 
-def test_the_embedded_model_needs_no_fetch(fedone: Fedone, models: Path) -> None:
-    code, out, err = fedone("models", "roberta-mini")
-    assert (code, out) == (0, f"{assets.path('roberta_mini')}\n")
-    assert err == "roberta-mini ships with the SDK; there is nothing to fetch\n"
-    assert not models.exists()
-
-
-def test_an_unknown_name(fedone: Fedone, models: Path) -> None:
-    assert fedone("models", "gpt-5") == (
-        2,
-        "",
-        "arguments: 'gpt-5' is not the name of a local model; "
-        f"known names: roberta-mini, {SMOLLM2}\n",
-    )
+def test_the_embedded_model_and_unknown_names_fetch_nothing(fedone: Fedone, models: Path) -> None:
+    ships = "roberta-mini ships with the SDK; there is nothing to fetch\n"
+    assert fedone("models", "roberta-mini") == (0, f"{assets.path('roberta_mini')}\n", ships)
+    unknown = "arguments: 'gpt-5' is not the name of a local model; known names: roberta-mini, "
+    assert fedone("models", "gpt-5") == (2, "", f"{unknown}{SMOLLM2}\n")
     assert not models.exists()
 
 

@@ -24,6 +24,7 @@ from tests.acceptance.tiny import RUN, write_sentences
 from tests.console import Fedone
 
 FILES = ("result.json", "prompt.json", "report.html")
+CLOSED = subprocess.DEVNULL
 
 
 @pytest.fixture
@@ -38,8 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fedone_into(stdout: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    shell = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh") if stdout == CLOSED else ()
     return subprocess.run(
-        [sys.executable, "-m", "fedone_sdk.cli", *arguments],
+        [*shell, sys.executable, "-m", "fedone_sdk.cli", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=stdout,
@@ -80,6 +82,12 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     assert done.returncode == code
     assert (full_line in done.stderr.splitlines()) == (where is full)
     assert "Traceback" not in done.stderr
+
+
+def test_streams_may_be_closed(folder: Path) -> None:
+    tune = ("tune", "run.yaml", "--json", FILES[0])
+    assert fedone_into(CLOSED, folder, *tune).returncode == 0
+    assert RunResult.model_validate_json((folder / FILES[0]).read_bytes()).rounds == 4
 
 
 async def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +194,7 @@ HTML = b"<html>hi</html>"
 @pytest.mark.parametrize(
     ("command", "body"),
     [
-        (["show"], HTML), (["show"], b'[{"a": 1}]'), (["show", "tiny", "--clients"], HTML),
+        (["list"], HTML), (["list"], b'[{"a": 1}]'), (["show", "tiny", "--clients"], HTML),
         (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
     ],
 )  # fmt: skip
@@ -208,7 +216,7 @@ def test_only_the_runs_export_replaces_an_export(
         (folder / "run.yaml").write_text(RUN.replace("tiny", name))
         fedone("tune", "run.yaml", "--store", f"{name}.db")
         assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
-    good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
+    good, other = (folder / f"{name}.run.jsonl" for name in ("tiny", "other"))
     before = good.read_bytes()
     export = ("runs", "export", "tiny", "--server")
     with answering(HTML) as url:

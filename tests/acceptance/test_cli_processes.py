@@ -172,7 +172,7 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert (verdict.source, verdict.examples, len(verdict.standings)) == ("dev", 40, 5)
     assert result_in(folder / "judged.json").evaluation.queries > 0
 
-    listing = start("runs", "show", "--server", url)
+    listing = start("runs", "list", "--server", url)
     exporting = start("runs", "export", "tiny", "--server", url)
     stopping = start("runs", "stop", "tiny", "--server", url)
     wrong = start("runs", "show", "nope", "--server", url)
@@ -182,7 +182,9 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert row[:3] == ["tiny", "completed", "12 of 12"]
     assert row[-1] == "0.0000"
     assert exporting.ended() == 0
-    kinds = [json.loads(line)["kind"] for line in (folder / "tiny.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"] for line in (folder / "tiny.run.jsonl").read_text().splitlines()
+    ]
     assert (kinds.count("round"), kinds.count("outcomes")) == (12, 3)
     assert stopping.ended() == wrong.ended() == 2
     assert stopping.err == "run_conflict: the run has ended: completed\n"

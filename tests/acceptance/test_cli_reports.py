@@ -100,6 +100,11 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["tune", "run.yaml", "--json=./run.yaml"], "--json: run.yaml is also another argument's"),
         (["prompt", "use", "prompt.json", "--data", "o.jsonl", "-o", "o.jsonl"],
          "--output: o.jsonl is also another argument's file"),
+        (["prompt", "use", "prompt.json", "--data", "o.jsonl", "-oo.jsonl"],
+         "--output: o.jsonl is also another argument's file"),
+        (["tune", "run.yaml", "--json", "dev.jsonl"], "--json: dev.jsonl is also named in run.ya"),
+        (["tune", "run.yaml", "--json", "n.json", "--artefact", "n.json"],
+         "--json: n.json is also another argument's file"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
     ],
 )  # fmt: skip

@@ -39,11 +39,12 @@ def test_a_run_is_kept_next_to_its_file(tune: Fedone, folder: Path) -> None:
     assert err.splitlines()[-1] == (
         "the run is in .fedone/tiny.db; for a report: fedone report tiny --store .fedone/tiny.db"
     )
+    assert "for a report" not in tune("--report", "r.html").err
     kept = folder / ".fedone"
     assert (kept / ".gitignore").read_text() == "*\n"
     assert {file.name for file in kept.iterdir()} >= {"tiny.db", "tiny.clients", "answers.sqlite"}
     assert {file.name for file in folder.iterdir()} == {
-        *("run.yaml", "train.jsonl", "dev.jsonl", "r.json", ".fedone")
+        *("run.yaml", "train.jsonl", "dev.jsonl", "r.json", "r.html", ".fedone")
     }
 
 

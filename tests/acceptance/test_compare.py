@@ -71,8 +71,10 @@ def kept(name: str = "tiny") -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
+    Path("dev.jsonl").write_text("".join(Path("train.jsonl").read_text().splitlines(True)[:24]))
     code, out, err = compare("--seeds", 2, "--html", "c.html")
     assert code == 0
+    assert err.count("dev rows are also training rows") == 1
     assert "10 of 10 trials to run" in err
     assert "at most 108 training queries, and 156 on the dev split" in err
     found = document()
@@ -84,9 +86,7 @@ def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
     assert [one["name"] for one in found["methods"]] == names
     trials, by_name = kept(), {one["name"]: one for one in found["methods"]}
     assert trials.keys() == {(name, seed) for name in names for seed in (0, 1)}
-
     asyncio.run(_check(trials.values()))
-
     # Differences are those of the pairs.
     for name in names[1:]:
         for measure, key in ("metric", "difference"), ("loss", "loss_difference"):
@@ -98,7 +98,6 @@ def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
             assert output["low"] <= output["value"] <= output["high"]
             assert output["pairs"] == 2
     assert by_name["thompson"]["difference"] is None
-
     # Queries are logical ones; an example call is one of a query's four.
     for name in names[:3]:
         assert by_name[name]["queries"] == 16
@@ -199,7 +198,6 @@ def test_a_process_that_ends_costs_no_trial(
         assert b"the same command continues" in err
     before = kept()
     assert 2 <= len(before) < 10
-
     assert compare("--seeds", 2).code == 0
     after = kept()
     assert len(after) == 10
@@ -242,22 +240,6 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     assert outcome.err.endswith("tiny.compare: another process is running this comparison\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--methods", "magic"], "arguments: --methods: 'magic' is not known; allowed: gs-bdpl, "),
-        (["--html", "c.pdf"], "arguments: --html: c.pdf must end in .html"),
-        (["--only-report"], "arguments: there is nothing to report in .fedone/tiny.compare"),
-    ],
-)
-def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message: str) -> None:
-    code, out, err = compare(*arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-
-
 def test_a_proposer_is_refused(compare: Fedone) -> None:
     slot = "proposer: {backend: {kind: openai, model: m}}\n  slots:\n  - {name: a"
     text = RUN.replace("length: 2\n  vocabulary: {kind: list", slot).replace("{prompt}", "{a}")
@@ -266,18 +248,21 @@ def test_a_proposer_is_refused(compare: Fedone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "arguments", "message"),
     [
-        (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, with rows"),
-        ("budget: {queries: 16}", "budget: {queries: 16, requests: 8}",
+        ("", "", "--methods magic", "arguments: --methods: 'magic' is not known; allowed: gs-b"),
+        ("", "", "--html c.pdf", "arguments: --html: c.pdf must end in .html"),
+        ("", "", "--only-report", "arguments: there is nothing to report in .fedone/tiny.compare"),
+        (", dev: dev.jsonl", "", "--seeds 1", "run.yaml: data.dev: is required, with rows"),
+        ("{queries: 16}", "{queries: 16, requests: 8}", "--seeds 1",
          "thompson, seed 0: the caps on requests, tokens or money were used up"),
     ],
 )  # fmt: skip
-def test_mistakes_in_the_file_are_one_line(
-    compare: Fedone, old: str, new: str, message: str
+def test_mistakes_are_one_line(
+    compare: Fedone, old: str, new: str, arguments: str, message: str
 ) -> None:
-    Path("run.yaml").write_text(RUN.replace(old, new))
-    code, out, err = compare("--seeds", 1)
-    assert code == 2
-    assert out == ""
+    Path("run.yaml").write_text(RUN.replace(old, new) if old else RUN)
+    code, out, err = compare(*arguments.split())
+    assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(message)
+    assert old or err.count("\n") == 1

@@ -25,7 +25,7 @@ BENCHES = {
     "stores": ["stores"],
     "stalls": ["stalls", "--seconds", "25"],
     "start": ["start"],
-    "quickstart-mini": ["quickstart", "--model", "mini"],
+    "quickstart-mini": ["quickstart", "--model", "roberta-mini"],
 }
 _DEVICES = ["--think", "0.5", "2", "--store", "sqlite", "--folder"]
 

@@ -3,7 +3,7 @@
 All settings come from the quickstart's RUN.yaml. The interval is a paired bootstrap over seeds and
 examples.
 
-    python tests/benchmarks/quickstart.py [--seeds 5] [--model mini | --words]
+    python tests/benchmarks/quickstart.py [--seeds 5] [--model roberta-mini | --words]
 
 With ``--words``, three PMI words before the answer replace the three slots.
 """
@@ -53,7 +53,7 @@ def main() -> None:
     """Run the seeds and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--model", choices=("smollm2", "mini"), default="smollm2")
+    parser.add_argument("--model", choices=("smollm2", "roberta-mini"), default="smollm2")
     parser.add_argument("--words", action="store_true", help="PMI words in place of slots")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
@@ -61,7 +61,7 @@ def main() -> None:
         "| seed | no prompt | no prompt, with its label bias | untrained prompt | tuned prompt "
         "| queries | billed | wall s | prompt |\n|---|---|---|---|---|---|---|---|---|"
     )
-    name = "quickstart-mini.yaml" if args.model == "mini" else "quickstart.yaml"
+    name = "quickstart-mini.yaml" if args.model == "roberta-mini" else "quickstart.yaml"
     path = assets.path(name)
     spec = RunSpec.load(path)
     if args.words:

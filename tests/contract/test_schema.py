@@ -107,6 +107,11 @@ def test_the_head_is_the_newest_migration() -> None:
 class TestCommand:
     def test_file(self, fedone: Fedone, tmp_path: Path) -> None:
         path = str(tmp_path / "fedone.db")
+        code, _, err = fedone("db", "upgrade", "--store", path)
+        assert (code, err) == (2, f"store {path} cannot be used: there is no such file\n")
+        assert not [*tmp_path.iterdir()]
+        assert fedone("db", "copy", str(tmp_path), path).err.endswith(": there is no such file\n")
+        Path(path).touch()
         for said in ("created schema 0001", "the store has the newest schema, 0001"):
             assert fedone("db", "upgrade", "--store", path) == (0, f"{said}\n", "")
 
@@ -117,6 +122,7 @@ class TestCommand:
 
     def test_mistakes_are_one_line(self, fedone: Fedone, tmp_path: Path) -> None:
         config, database = tmp_path / "config.yaml", tmp_path / "fedone.db"
+        database.touch()
         assert fedone("db", "upgrade", "--store", str(database))[0] == 0
         for arguments, said in [
             (["--store", "postgresql://me:sesame@127.0.0.1:1/db"], "store 127.0.0.1/db cannot"),

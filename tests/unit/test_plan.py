@@ -119,7 +119,9 @@ async def test_a_model_that_fails_is_a_warning() -> None:
 async def test_wrappers_take_no_part_in_a_probe() -> None:
     model = Local(query_s=0.1)
     cached = ModelClient(model, cache=AnswerCache())
-    plan = await plan_run(federation_of(), backend=cached, probe=True)
+    uneven = federation_of(clients=1).shards[0]
+    shards = (uneven, uneven[:1])
+    plan = await plan_run(replace(federation_of(), shards=shards), backend=cached, probe=True)
     assert plan.duration is not None
     assert model.asked
     assert cached.cache is not None
@@ -139,12 +141,8 @@ async def test_a_model_that_must_not_be_probed_is_not(local: bool, probe: bool) 
 
 
 async def test_the_rate_limits_of_a_hosted_model() -> None:
-    backend = {
-        "kind": "openai",
-        "model": "m",
-        "base_url": "http://127.0.0.1:1",
-        "limits": {"requests_per_minute": 60},
-    }
+    backend = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1"}
+    backend |= {"limits": {"requests_per_minute": 60}}
     plan = await plan_run(federation_of(backend=backend), backend=Local())
     assert plan.duration is not None
     assert plan.duration.basis == "rate_limits"

@@ -130,6 +130,10 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
     [
         ({"task": {"template": "{prompt} {mask}", "labels": {"list": 5}}},
          ["task.labels.list: input should be a valid string"]),
+        ({"task": {"template": "{prompt} {mask}", "labels": {0.5: " a", "b": " b"}}},
+         ["task.labels.0.5: input should be a valid string (got 0.5)"]),
+        ({"task": {"template": "{prompt} {mask}", "labels": {n: f" w{n}" for n in range(65)}}},
+         ["task.labels: mapping should have at most 64 items, not more (got {0: ' w0'"]),
         ({"prompt": {"slots": SLOTS}},
          ["prompt.slots.0.candidates.sets: input", "prompt.slots.1.candidates: is required"]),
         ({"prompt": {"slots": [{"name": "a", "candidates": {"kind": "pmi", "pmi": 3}}]}},
@@ -296,7 +300,9 @@ class TestYaml:
     @pytest.mark.parametrize(
         ("content", "reason"),
         [
-            (b"a: [1", "is not YAML"),
+            (b"a: [s3-cret", "is not YAML"),
+            (b"a: *s3-cret", "is not YAML: found undefined alias in"),
+            (b"a: !s3-cret x", "is not YAML: could not determine a constructor for the tag in"),
             (b"a: 1\nb: 2\na: 3\n", "key 'a' is repeated in the block at line 1"),
             (b"a: {b: 1, b: 2}\n", "key 'b' is repeated"),
             (b"a: \xff\n", "is not UTF-8 text"),
@@ -318,6 +324,7 @@ class TestYaml:
             load_yaml(path)
         (problem,) = excinfo.value.problems
         assert reason in problem
+        assert "s3-cret" not in problem
         assert str(excinfo.value).startswith(f"{path}: ")
 
     @pytest.mark.parametrize(

@@ -126,21 +126,14 @@ def test_where_no_bias_can_be_fitted(
     rows: Sequence[tuple[float, float]], changes: dict[str, Any]
 ) -> None:
     targets = TARGETS[: len(rows)] if rows else TARGETS
-    bare = Outcomes(
-        which="no_prompt", predicted=(0,) * len(targets), targets=targets, log_probs=tuple(rows)
-    )
+    same, shown = (0,) * len(targets), tuple(rows)
+    bare = Outcomes(which="no_prompt", predicted=same, targets=targets, log_probs=shown)
     assert no_prompt_biased(task(**changes), bare, None) is None
 
 
 def test_worth_keeping() -> None:
-    verdict = judge(
-        task(),
-        {
-            "no_prompt": answers(0.6, "no_prompt", seed=1),
-            "before": answers(0.55, "before", seed=2),
-            "after": answers(0.9),
-        },
-    )
+    bare, before = answers(0.6, "no_prompt", seed=1), answers(0.55, "before", seed=2)
+    verdict = judge(task(), {"no_prompt": bare, "before": before, "after": answers(0.9)})
     assert list(values(verdict)) == ["chance", "no_prompt", "untrained", "tuned"]
     gain = verdict.standings[1].gain
     assert gain is not None
@@ -166,11 +159,8 @@ def test_the_price_of_a_prompts_length_at_every_call() -> None:
     }.items():
         found = with_lengths(verdict, prompts, price)
         assert said(found).endswith(ending)
-        assert {one.name: one.tokens for one in found.standings} == {
-            "chance": None,
-            "no_prompt": 0,
-            "tuned": 34,
-        }
+        tokens = {one.name: one.tokens for one in found.standings}
+        assert tokens == {"chance": None, "no_prompt": 0, "tuned": 34}
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0.78, True), (0.6, False)])
@@ -203,9 +193,8 @@ def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() 
     )
     # Four of five samples of so many rows do.
     rng, shown = np.random.default_rng(0), 0
-    pairs = list(
-        zip(answers(0.8).predicted, answers(0.795, seed=1).predicted, TARGETS, strict=True)
-    )
+    less, most = answers(0.8).predicted, answers(0.795, seed=1).predicted
+    pairs = list(zip(less, most, TARGETS, strict=True))
     for _ in range(40):
         drawn = [pairs[at] for at in rng.integers(len(pairs), size=verdict.needed_examples)]
         worse, better, targets = zip(*drawn, strict=True)
@@ -272,10 +261,8 @@ def test_the_fair_baseline_is_the_better_one() -> None:
 
 def test_less_loss_is_a_gain() -> None:
     def of(which: Which, mean: float) -> Outcomes:
-        losses = np.random.default_rng(0).normal(mean, 0.1, size=len(TARGETS))
-        return Outcomes(
-            which=which, predicted=TARGETS, targets=TARGETS, losses=tuple(losses.tolist())
-        )
+        losses = tuple(np.random.default_rng(0).normal(mean, 0.1, size=len(TARGETS)).tolist())
+        return Outcomes(which=which, predicted=TARGETS, targets=TARGETS, losses=losses)
 
     outcomes = {"no_prompt": of("no_prompt", 0.6), "after": of("after", 0.5)}
     verdict = judge(task(metric="loss"), outcomes)
@@ -285,11 +272,8 @@ def test_less_loss_is_a_gain() -> None:
 
 
 def test_a_metric_of_ones_own_has_no_interval() -> None:
-    verdict = judge(
-        task(metric="costs:saved"),
-        {"no_prompt": answers(0.6, "no_prompt"), "after": answers(0.9)},
-        measure=lambda true, predicted: 7.0,
-    )
+    measured = {"no_prompt": answers(0.6, "no_prompt"), "after": answers(0.9)}
+    verdict = judge(task(metric="costs:saved"), measured, measure=lambda true, predicted: 7.0)
     assert (verdict.conclusion, values(verdict)) == ("unknown", {"no_prompt": 7.0, "tuned": 7.0})
     text = said(verdict, metric="costs:saved")
     assert text.endswith("a metric of your own has no interval")

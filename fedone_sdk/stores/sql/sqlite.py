@@ -86,7 +86,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         self._threads = _Threads()
 
         def connect(engine: Engine) -> Connection:
-            _check_file(self.where, create=serving or upgrading)
+            _check_file(self.where, create=serving)
             if serving or upgrading:
                 self._lock = _lock(self.where)
             _configure(engine)
@@ -313,7 +313,7 @@ def _check_file(path: str, *, create: bool) -> None:
     """Create a missing file, readable only by its owner; without `create`, raise an error."""
     if create:
         create_private(path)
-    elif not os.path.exists(path):
+    elif not os.path.isfile(path):
         raise OSError("there is no such file")
 
 
@@ -331,7 +331,7 @@ def _lock(path: str) -> int:
     real = os.path.realpath(path)
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")
-    if _MOUNTS.exists() and f" {real} " in _MOUNTS.read_text():
+    if _MOUNTS.exists() and real.replace(" ", r"\040") in _MOUNTS.read_text().split():
         raise OSError("it is mounted as a single file, without its log; mount its folder instead")
     try:
         return lock_file(f"{real}.lock")

@@ -54,12 +54,15 @@ def test_json_array(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("rows.csv", 'sentence,label\r\n"a ""fine"" film,\nreally",1\r\n\r\nplain,0\r\n',
          ['a "fine" film,\nreally', "plain"]),
-        ("rows.tsv", '\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\n',
-         ['"unbalanced', "return\rinside"]),
+        ("rows.tsv",
+         '\ufeff\ufeffsentence\tlabel\n"unbalanced\t1\nreturn\rinside\t0\nquotes"\t-1\n',
+         ['"unbalanced', "return\rinside", 'quotes"']),
+        ("spaced.csv", 'label, sentence\n1, "a, b"\n', ["a, b"]),
+        ("old.csv", "label,sentence\n1,„Spaß“ mit Zoë\n".encode("cp1252"), ["„Spaß“ mit Zoë"]),
     ],
 )  # fmt: skip
 def test_csv_has_quoting_and_tsv_has_none(
-    write: Write, name: str, content: str, text: list[str]
+    write: Write, name: str, content: str | bytes, text: list[str]
 ) -> None:
     rows = [{"sentence": sentence, "label": str(1 - at)} for at, sentence in enumerate(text)]
     assert load_examples(write(name, content)) == rows
@@ -100,6 +103,8 @@ def test_parquet(tmp_path: Path, write: Write) -> None:
         ("x.csv", 'a,b\n"1","open\n', r"x\.csv:2: bad CSV"),
         ("x.csv", "a,b,a\n1,2,3\n", r"x\.csv:1: two columns share one name"),
         ("x.csv", "a,b\n", r"x\.csv: has no rows"),
+        ("x.csv", "a,b\nfür,1\nnaïv,2\n".encode() + b"\xff,1", r"x\.csv:4: is neither UTF-8 nor"),
+        ("x.csv", "a,b\n1,2\n".encode("utf-16-le"), r"x\.csv:1: is neither UTF-8 nor"),
         ("x.tsv", "a\tb\nonly\n", r"x\.tsv:2: has 1 columns, the header has 2"),
         ("x.txt", "a", r"x\.txt: unknown suffix '\.txt' \(allowed: \.jsonl, .*\.parquet"),
     ],
