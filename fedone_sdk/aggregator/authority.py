@@ -12,7 +12,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
 
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import is_sendable
@@ -52,7 +60,7 @@ MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\"
 """Command that generates a token, for error messages."""
 
 
-def _token(value: object) -> object:
+def _secret(value: object) -> object:
     # Raises ValueErrors of its own, because pydantic's messages would contain the secret.
     if isinstance(value, SecretStr):
         return value
@@ -62,13 +70,21 @@ def _token(value: object) -> object:
         value = os.environ[value["env"]]
     if not isinstance(value, str):
         raise ValueError("must be a token in quotes, or {env: NAME} for an environment variable")
-    if not is_sendable(value) or " " in value:
-        raise ValueError("must be printable ASCII without spaces, and not empty")
+    if not value.isprintable() or not value:
+        raise ValueError("must be printable, and not empty")
     return value
 
 
-Token = Annotated[SecretStr, BeforeValidator(_token)]
+def _check_token(token: SecretStr) -> SecretStr:
+    if not is_sendable(token.get_secret_value()) or " " in token.get_secret_value():
+        raise ValueError("must be printable ASCII without spaces, and not empty")
+    return token
+
+
+SecretText = Annotated[SecretStr, BeforeValidator(_secret)]
 """A secret: text, or ``{env: NAME}`` to read it from the environment. No error contains it."""
+Token = Annotated[SecretText, AfterValidator(_check_token)]
+"""A secret that is sent in a header."""
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
