@@ -12,15 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    model_validator,
-)
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import is_sendable
@@ -75,15 +67,16 @@ def _secret(value: object) -> object:
     return value
 
 
-def _check_token(token: SecretStr) -> SecretStr:
-    if not is_sendable(token.get_secret_value()) or " " in token.get_secret_value():
+def _token(value: object) -> object:
+    token = _secret(value)
+    if isinstance(token, str) and (not is_sendable(token) or " " in token):
         raise ValueError("must be printable ASCII without spaces, and not empty")
     return token
 
 
 SecretText = Annotated[SecretStr, BeforeValidator(_secret)]
 """A secret: text, or ``{env: NAME}`` to read it from the environment. No error contains it."""
-Token = Annotated[SecretText, AfterValidator(_check_token)]
+Token = Annotated[SecretStr, BeforeValidator(_token)]
 """A secret that is sent in a header."""
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
