@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -46,6 +46,7 @@ class AdminClient:
         self._connection = Connection(url, network=network)
         read_s = self._connection.network.timeout_s
         self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
+        self._num_users = 0  # Requests and ``async with`` in progress.
         self._token = token_of(token) or ""
         if not self._token:
             raise ArgumentError("token: is required; it must be printable ASCII")
@@ -54,10 +55,13 @@ class AdminClient:
         return f"AdminClient({str(self._connection.base)!r})"
 
     async def __aenter__(self) -> Self:
+        self._num_users += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+        self._num_users -= 1
+        if not self._num_users:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
@@ -198,10 +202,13 @@ class AdminClient:
         async with self._request(method, path, **options) as response:
             return await response.read()
 
-    def _request(
+    @asynccontextmanager
+    async def _request(
         self, method: str, path: str, **options: Any
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self._connection.request(method, path, self._token, timeout=self._timeout, **options)
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        options["timeout"] = self._timeout
+        async with self, self._connection.request(method, path, self._token, **options) as response:
+            yield response
 
 
 def _run(run_id: str, *rest: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -132,7 +132,8 @@ class EdgeClient:
         self._backoff = session.Backoff()
         # One turn at a time, also if an app calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
-        self._num_users = 0  # Calls in progress, and 1 inside ``async with``.
+        # Calls and ``async with`` in progress; the last one closes connections and state folder.
+        self._num_users = 0
         state.close()
 
     @property
@@ -150,19 +151,9 @@ class EdgeClient:
 
     async def __aexit__(self, *_: object) -> None:
         self._num_users -= 1
-        await self._session.transport.aclose()
-        self._device.state.release()
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
-        """Context of a call; without ``async with`` its end closes the connections of its loop."""
-        self._num_users += 1
-        try:
-            yield
-        finally:
-            self._num_users -= 1
-            if not self._num_users:
-                await self._session.transport.aclose()
+        if not self._num_users:
+            self._device.state.release()
+            await self._session.transport.aclose()
 
     async def run_forever(self) -> None:
         """Work until the aggregator's runs have ended, or `stop` is called; outages are retried.
@@ -173,7 +164,7 @@ class EdgeClient:
             SpecError: The device has not enrolled, and has no token.
         """
         with self._stop.scope():
-            async with self._connected():
+            async with self:
                 while not self._stop.is_set():
                     turn = await self.run_once()
                     if turn.outcome == "ended":
@@ -206,7 +197,7 @@ class EdgeClient:
     async def run_once(self) -> Turn:
         """Send unsent updates, claim work once, and do the work. Errors: see `run_forever`."""
         with self._stop.scope():
-            async with self._connected(), self._turns:
+            async with self, self._turns:
                 try:
                     turn = await self._turn()
                 except session.Paused:
@@ -302,7 +293,7 @@ class EdgeClient:
             SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
-        async with self._connected(), self._turns:
+        async with self, self._turns:
             await self._session.enrol()
 
     async def rotate_credential(self) -> None:
@@ -312,7 +303,7 @@ class EdgeClient:
             ProblemError: The aggregator refuses.
             TransportError: The aggregator cannot be reached.
         """
-        async with self._connected(), self._turns:
+        async with self, self._turns:
             await self._session.enrol()
             await self._session.rotate()
 
@@ -334,7 +325,7 @@ class EdgeClient:
             SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
-        async with self._connected(), self._turns:
+        async with self, self._turns:
             await self._session.enrol()
             rows = await self._source.rows()
             listed = await self._session.call(self._session.transport.runs)

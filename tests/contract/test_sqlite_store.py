@@ -128,8 +128,9 @@ class TestFile:
                     await store.add_run(RUN)
 
     async def test_a_mounted_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        path, mounts = tmp_path / "store.db", tmp_path / "mountinfo"
-        mounts.write_text(f"36 25 254:0 /vol/a.db {path.resolve()} rw - ext4 /dev/vda rw\n")
+        path, mounts = tmp_path / "my store.db", tmp_path / "mountinfo"
+        there = str(path.resolve()).replace(" ", r"\040")
+        mounts.write_text(f"36 25 254:0 /vol/a.db {there} rw - ext4 /dev/vda rw\n")
         monkeypatch.setattr(sqlite, "_MOUNTS", mounts)
         with pytest.raises(StoreUnavailable, match="mounted as a single file, without its log"):
             await SqlStore.sqlite(path).open()

@@ -411,13 +411,12 @@ def test_it_can_be_packaged(tmp_path: Path) -> None:
         ({}, "There is no run yet"),
         (CASES["sqlite with a run and an ingress"], "https://fedone.example"),
         ({"ingress": {"enabled": True, "hosts": ["a.example"]}}, "trusted_proxies"),
-        (
-            {"ingress": {"enabled": True, "hosts": ["a.example"], "tls": {"enabled": False}}},
-            "plain text",
-        ),
+        (CASES["a platform with rules of its own"], "trusted_proxies"),
+        ({"ingress": {"enabled": True, "hosts": ["a.example"], "tls": {"enabled": False}}},
+         "plain text"),
         ({"networkPolicy": {"enabled": False}}, "every pod of the cluster can read"),
         (CASES["a bundled database and autoscaling"], "is for trials"),
     ],
-)
+)  # fmt: skip
 def test_notes_say_what_comes_next(values: dict[str, Any], text: str) -> None:
     assert text in notes(values)

@@ -359,10 +359,10 @@ class TestArguments:
             async with client:
                 assert (await client.run_once()).outcome == "worked"
 
-    async def test_each_call_may_have_a_loop_of_its_own(self) -> None:
-        async with LoopbackFederation(spec_of(), WORDS, backend=ScriptedBackend()) as served:
-            client = EdgeClient(served.url, token=served.token, data=DATA)
-            for _ in range(2):
+    async def test_each_call_may_have_a_loop_or_a_client_of_its_own(self, tmp_path: Path) -> None:
+        async with LoopbackFederation(spec_of(4), WORDS, backend=ScriptedBackend()) as served:
+            options: Any = {"token": served.token, "data": DATA, "state_dir": tmp_path}
+            for client in 2 * [EdgeClient(served.url, **options) for _ in range(2)]:
                 turn = await asyncio.to_thread(asyncio.run, client.run_once())
                 assert turn.outcome == "worked"
 

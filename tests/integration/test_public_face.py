@@ -121,6 +121,12 @@ class TestDurability:
 
 
 class TestAdminClient:
+    async def test_each_call_may_have_a_loop_of_its_own(self) -> None:
+        async with serving() as (_, url):
+            admin = AdminClient(url, "admin")
+            for _ in range(2):
+                assert await asyncio.to_thread(asyncio.run, admin.list()) == ()
+
     async def test_a_run_from_its_creation_to_its_deletion(self) -> None:
         async with (
             serving() as (_, url),

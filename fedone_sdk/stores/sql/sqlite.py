@@ -331,7 +331,7 @@ def _lock(path: str) -> int:
     real = os.path.realpath(path)
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")
-    if _MOUNTS.exists() and f" {real} " in _MOUNTS.read_text():
+    if _MOUNTS.exists() and real.replace(" ", r"\040") in _MOUNTS.read_text().split():
         raise OSError("it is mounted as a single file, without its log; mount its folder instead")
     try:
         return lock_file(f"{real}.lock")
