@@ -77,7 +77,7 @@ def compare(
     caps = {"requests": requests, "usd": usd if usd is None else Decimal(str(usd))}
     if any(cap is not None for cap in caps.values()):
         options |= {"caps": Budget(**caps), "ledger": folder / "ledger.sqlite"}
-    names = comparison.default_names(run.spec) if methods is None else methods.split(",")
+    names = methods.replace(" ", "").split(",") if methods else comparison.default_names(run.spec)
     run_seeds = range(run.spec.seed, run.spec.seed + seeds)
     with errors_in(str(run.path)):
         entrants = comparison.entrants_of(load_yaml(run.path), run.spec, names)

@@ -163,7 +163,7 @@ def test_the_same_command_continues(compare: Fedone) -> None:
     assert compare("--seeds", 2).code == 0
     assert kept().items() >= first.items()
     # Another method needs only its own trials.
-    _, _, err = compare("--seeds", 2, "--methods", "thompson,bdpl")
+    _, _, err = compare("--seeds", 2, "--methods", "thompson, bdpl")
     assert "2 of 4 trials to run, 2 are finished" in err
     # Another description has none yet.
     Path("run.yaml").write_text(RUN.replace("length: 2", "length: 1"))
