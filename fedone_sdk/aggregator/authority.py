@@ -52,7 +52,7 @@ MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\"
 """Command that generates a token, for error messages."""
 
 
-def _token(value: object) -> object:
+def _secret(value: object) -> object:
     # Raises ValueErrors of its own, because pydantic's messages would contain the secret.
     if isinstance(value, SecretStr):
         return value
@@ -62,13 +62,22 @@ def _token(value: object) -> object:
         value = os.environ[value["env"]]
     if not isinstance(value, str):
         raise ValueError("must be a token in quotes, or {env: NAME} for an environment variable")
-    if not is_sendable(value) or " " in value:
-        raise ValueError("must be printable ASCII without spaces, and not empty")
+    if not value.isprintable() or not value:
+        raise ValueError("must be printable, and not empty")
     return value
 
 
-Token = Annotated[SecretStr, BeforeValidator(_token)]
+def _token(value: object) -> object:
+    token = _secret(value)
+    if isinstance(token, str) and (not is_sendable(token) or " " in token):
+        raise ValueError("must be printable ASCII without spaces, and not empty")
+    return token
+
+
+SecretText = Annotated[SecretStr, BeforeValidator(_secret)]
 """A secret: text, or ``{env: NAME}`` to read it from the environment. No error contains it."""
+Token = Annotated[SecretStr, BeforeValidator(_token)]
+"""A secret that is sent in a header."""
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, Authority, Token
+from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, Authority, SecretText
 from fedone_sdk.aggregator.http.guards import CorsConfig, Limits, ServerTls, TlsConfig
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.data import check_examples, load_examples
@@ -71,8 +71,8 @@ class StoreConfig(Spec):
         password: Password that is inserted into the URL.
     """
 
-    url: Token = SecretStr("fedone.db")
-    password: Token | None = None
+    url: SecretText = SecretStr("fedone.db")
+    password: SecretText | None = None
 
     @property
     def is_file(self) -> bool:

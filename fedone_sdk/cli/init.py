@@ -89,10 +89,10 @@ def init(
         text = _column("--text", text, tables.text_columns(rows, label), columns)
         usable = tables.labelled(rows, text, label)
         parts = tables.split(usable.rows)
-    backend = _backend_of(_model(model))
+    backend = _backend_of(chosen := _model(model))
     if backend["kind"] == "openai" and not os.environ.get("OPENAI_API_KEY", "").strip():
         raise ArgumentError(
-            f"--model: {model!r} is not a file, a folder or a local model "
+            f"--model: {chosen!r} is not a file, a folder or a local model "
             f"({', '.join(LOCAL_MODELS)}), and for a hosted model the environment variable "
             "OPENAI_API_KEY is not set"
         )

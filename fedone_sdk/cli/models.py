@@ -31,7 +31,7 @@ def models(
     Example: fedone models smollm2-135m-instruct
 
     Args:
-        name ([NAME]): The model to fetch.
+        name (NAME): The model to fetch.
     """
     if name is not None:
         with errors_in("arguments"):

@@ -54,7 +54,7 @@ def use(
     Example: fedone prompt use sst2.prompt.json --backend run.yaml --data texts.jsonl
 
     Args:
-        path (ARTEFACT): A prompt artefact, written by `fedone runs export --as prompt`.
+        path (ARTEFACT): A prompt artefact, from `fedone tune --artefact`, or exported from a run.
         data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line. With -,
             standard input is read: each line is a JSON object or a text. Blank lines are skipped.
         form: What to print without --data: the prompt's exact text (text), the model's input with

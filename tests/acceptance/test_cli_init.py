@@ -201,6 +201,9 @@ def test_four_questions_at_most(
     given = ("--label", "Sentiment", "--text", "body", "--model", "roberta-mini")
     assert fedone("init", "my tickets.csv", *given, "-o", "other.yaml").code == 0
     assert asked == []
+    monkeypatch.setattr(typer, "prompt", lambda *_, **__: "nope")
+    outcome = fedone("init", "my tickets.csv", *given[:4], "-o", "third.yaml")
+    assert outcome.err.startswith("arguments: --model: 'nope' is not a file")
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,6 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert verdict is not None
     assert (verdict.source, verdict.examples, len(verdict.standings)) == ("dev", 40, 5)
     assert result_in(folder / "judged.json").evaluation.queries > 0
-
     listing = start("runs", "list", "--server", url)
     exporting = start("runs", "export", "tiny", "--server", url)
     stopping = start("runs", "stop", "tiny", "--server", url)

@@ -257,7 +257,6 @@ async def test_a_served_run_is_tracked_and_reported(tmp_path: Path) -> None:
     install_trackers(tmp_path)
     spec = RunSpec.model_validate(SPEC)
     vocabulary = Vocabulary(candidates=(" good", " bad", " really", " so"))
-
     path = os.pathsep.join((str(tmp_path), *sys.path))
 
     async def start(*arguments: str) -> asyncio.subprocess.Process:

@@ -172,9 +172,9 @@ class TestStore:
         return ServeConfig.load(file).store
 
     def test_a_file(self, file: Path) -> None:
-        store = self.load(file, "here.db")
+        store = self.load(file, "my störe.db")
         assert store.is_file
-        assert str(store) == "here.db"
+        assert str(store) == "my störe.db"
         assert isinstance(store.build(file.parent), SqlStore)
 
     @pytest.mark.parametrize(
