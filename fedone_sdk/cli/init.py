@@ -195,10 +195,11 @@ def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequ
 def _meanings(text: str | None, labels: Sequence[str]) -> dict[str, str] | None:
     if text is None:
         return None
-    pairs = [pair.partition("=") for pair in text.split(",")]
+    pairs = [pair.rpartition("=") for pair in text.split(",")]
     meanings = {label.strip(): word.strip() for label, _, word in pairs}
-    if set(meanings) != set(labels) or not all(meanings.values()):
-        raise ArgumentError(f"--words: needs LABEL=WORD for each of {', '.join(labels)}")
+    if {*meanings} != {*labels} or len({*meanings.values()} - {""}) < len(labels):
+        names = ", ".join(labels)
+        raise ArgumentError(f"--words: needs LABEL=WORD, with different words, for each of {names}")
     return meanings
 
 

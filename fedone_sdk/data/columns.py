@@ -77,8 +77,7 @@ def label_columns(rows: _Rows) -> list[str]:
 
 
 def _same_classes(first: Sequence[str], second: Sequence[str]) -> bool:
-    pairs = set(zip(first, second, strict=True))
-    return len(pairs) == len(set(first)) == len(set(second))
+    return len({*zip(first, second, strict=True)}) == len({*first}) == len({*second})
 
 
 def text_columns(rows: _Rows, label: str) -> list[str]:
@@ -152,7 +151,7 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     if not 2 <= count <= MAX_LABELS:
         raise DataError(
             f"column {label!r} has {count} labels with {_MIN_ROWS} rows or more; "
-            f"2 to {MAX_LABELS} are needed"
+            f"2 to {MAX_LABELS} are needed{''.join(f'; {note}' for note in notes)}"
         )
     return Labelled(kept, notes)
 

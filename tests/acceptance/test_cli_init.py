@@ -213,8 +213,10 @@ def test_four_questions_at_most(
         (["--text", "Sentiment"], "--text: 'Sentiment' does not have texts"),
         (["--label", "body"], "--label: 'body' does not have 2 to 64 different values of"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
+        (["--model", "roberta-mini", "--words", "Good=fine,unsatisfactory_service=fine"],
+         "--words: needs LABEL=WORD, with different words, for each of Good, unsatisfactory_ser"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_argument_is_one_line(
     fedone: Fedone, folder: Path, arguments: list[str], said: str
 ) -> None:

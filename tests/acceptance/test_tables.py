@@ -100,3 +100,5 @@ def test_a_column_of_too_few_or_too_many_labels_is_refused() -> None:
         labelled(rows, "note", "kind")
     with pytest.raises(DataError, match=r"no column can be the label: .*'kind' has 70"):
         label_columns(rows)
+    with pytest.raises(DataError, match=r"0 labels .* are needed; 4 of 6 rows repeat another row"):
+        labelled([{"note": "a", "kind": at % 2} for at in range(6)], "note", "kind")
