@@ -142,7 +142,8 @@ def _interval(
         others = added.get(metric, [[0, 0, 1, 1], [0, 1, 0, 1]])
         more = _added_losses(cells, counts, seeds) if metric == "loss" else others
         cells = np.concatenate([cells, np.array(more[: len(cells)])], axis=1)
-        counts, weights = (np.pad(counts, (0, len(more[0])), constant_values=n) for n in (0, 1))
+        added_count = len(more[0])  # They are drawn with the others, but not in the estimate.
+        counts, weights = np.append(counts, [0] * added_count), np.append(counts, [1] * added_count)
 
     def by_seed(drawn: _Ints) -> _Floats:
         """Return the metric per seed, shape (draws, S), from counts of the cells."""

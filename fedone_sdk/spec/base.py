@@ -128,7 +128,7 @@ def load_yaml(path: str | Path) -> Any:
         raise SpecError("is not YAML: it is nested too deeply", source=str(path)) from exc
     except (yaml.YAMLError, ValueError, OverflowError) as exc:
         # The file may contain secrets. PyYAML quotes no lines of a stream, but these names.
-        text = re.sub(r"(alias|anchor|handle|tag) '.*?'", r"\1", " ".join(str(exc).split()))
+        text = re.sub(r"(alias|anchor|handle|tag) (['\"]).*?\2", r"\1", " ".join(str(exc).split()))
         raise SpecError(f"is not YAML: {text}", source=str(path)) from exc
 
 

@@ -127,6 +127,16 @@ class TestFile:
                 with pytest.raises(StoreUnavailable, match=f"{name} was deleted or replaced while"):
                     await store.add_run(RUN)
 
+    async def test_a_new_connection_after_an_error_of_the_disk(self, tmp_path: Path) -> None:
+        def fail(connection: Connection) -> None:
+            connection.invalidate()  # This deletes the log.
+            (tmp_path / "other").touch()  # The next log cannot have the same inode.
+
+        async with opened(tmp_path / "store.db") as store:
+            with pytest.raises(StoreUnavailable):
+                await store._write(fail)  # type: ignore[attr-defined]
+            await store.add_run(RUN)
+
     async def test_a_mounted_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path, mounts = tmp_path / "my store.db", tmp_path / "mountinfo"
         there = str(path.resolve()).replace(" ", r"\040")

@@ -68,7 +68,7 @@ class TestServedRun:
 
     async def test_waits_end_when_the_aggregator_stops(self) -> None:
         async with serving() as (aggregator, _):
-            run = await aggregator.add_run(spec_of())
+            run = await aggregator.add_run(spec_of(), dev=DEV)
             waiting = asyncio.gather(run.wait(), events_of(run.events()))
             await asyncio.sleep(0)
         result, events = await waiting

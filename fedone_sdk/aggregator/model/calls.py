@@ -12,7 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -176,7 +176,8 @@ async def query_as_evaluation(
         spent = call.spent + sent
         if (beyond := spent.beyond(call.granted)) != NOTHING:
             # A lease of its own: a lease is settled once, even if it was charged as lost meanwhile.
-            await run.persist(partial(call.grant, beyond, billed=True))
+            with suppress(errors.ProblemError):  # For example, the run was deleted.
+                await call.grant(beyond, billed=True)
         # A cancelled reservation is settled, too, because the store may have it.
         for lease_id, used in call.shares(spent):
             settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used, role=role)
@@ -221,7 +222,7 @@ class Companion(ABC):
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._single is not None:
+        if self._single is not None and not self._single.cancelled():
             await asyncio.shield(self._single)
 
     async def aclose(self) -> None:
@@ -256,7 +257,7 @@ class BugCounter:
         if times < _MAX_BUGS:
             return False
         failed = f"{self._what} failed {times} times in a row with {type(bug).__name__}"
-        await run.pause(f"{failed}: see the server's log")
+        await run.persist(partial(run.pause, f"{failed}: see the server's log"))
         self.reset(run)
         return True
 

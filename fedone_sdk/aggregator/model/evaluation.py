@@ -219,7 +219,7 @@ class Evaluation(calls.Companion):
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
         except Exception as exc:
             # A repeated bug pauses the run, because each measurement is charged in full.
-            await run.persist(partial(self._bugs.add, run, exc))
+            await self._bugs.add(run, exc)
         return None
 
     async def _query_prompt(

@@ -427,7 +427,7 @@ def _prepare(connection: Connection, upgrading: bool) -> None:
     encoding = connection.scalar(text("SHOW server_encoding"))
     if encoding not in ("UTF8", "SQL_ASCII"):  # SQL_ASCII stores any bytes.
         command = "CREATE DATABASE ... ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
-        raise FedOneError(f"the database's encoding {encoding} lacks characters; use: {command}")
+        raise schema.SchemaRefused(f"its encoding {encoding} lacks characters; use: {command}")
     schema.prepare(connection, upgrading=upgrading)
 
 

@@ -150,7 +150,7 @@ deleted_runs = sa.Table(
 
 
 class SchemaRefused(Exception):
-    """The schema of the database is not supported."""
+    """The schema or the encoding of the database is not supported."""
 
 
 def current(connection: sa.Connection) -> str | None:

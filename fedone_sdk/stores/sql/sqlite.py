@@ -72,7 +72,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         if self.where == ":memory:" or self.where.startswith("file:"):
             raise SpecError(f"{self.where!r} is not the path of a file", source="store")
         self._lock: int | None = None
-        self._files: dict[str, os.stat_result] = {}  # by absolute path: the database and its log
+        self._file: tuple[str, os.stat_result] | None = None  # absolute path, and the file there
         self._engine: Engine | None = None
         self._writer: Connection | None = None
         self._threads = _Threads()
@@ -92,8 +92,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
             _erase(writer)  # a killed process may have left deleted data in the log
-            paths = os.path.abspath(self.where), f"{os.path.realpath(self.where)}-wal"
-            self._files = {path: os.stat(path) for path in paths}
+            self._file = os.path.abspath(self.where), os.stat(self.where)
             return writer
 
         try:
@@ -124,7 +123,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
-        engine, self._engine, self._files = self._engine, None, {}
+        engine, self._engine, self._file = self._engine, None, None
         if engine is None:
             return
         if self._writing is not None:
@@ -196,7 +195,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
-        self._writing = self._threads.write(_run_batch, self._writer, works, self._files)
+        self._writing = self._threads.write(_run_batch, self._writer, works, self._file)
         self._writing.add_done_callback(partial(self._on_written, batch))
 
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
@@ -266,15 +265,15 @@ class _Threads:
 def _run_batch(
     connection: Connection,
     works: list[Callable[[Connection], Any]],
-    files: dict[str, os.stat_result],
+    file: tuple[str, os.stat_result],
 ) -> _Outcomes:
     """Run writes in one transaction; a write that fails does not affect the others.
 
     If a savepoint itself fails, the whole transaction is rolled back, and the error is raised.
-    `files` are the open files, by path.
+    `file` is the path of the open database, and its status.
     """
     # SQLite would write to a file that was deleted, and all would be lost at the end.
-    for path, opened in files.items():
+    for path, opened in (file, connection.info["log"]):
         if not (os.path.exists(path) and samestat(opened, os.stat(path))):
             raise OSError(f"{path} was deleted or replaced while it was open; restart this process")
     try:
@@ -331,7 +330,8 @@ def _lock(path: str) -> int:
     real = os.path.realpath(path)
     if os.stat(path).st_nlink > 1:
         raise OSError("it has a second hard link; each link would have its own lock and log")
-    if _MOUNTS.exists() and real.replace(" ", r"\040") in _MOUNTS.read_text().split():
+    mounts = _MOUNTS.read_bytes().split() if _MOUNTS.exists() else ()
+    if os.fsencode(real).replace(b" ", rb"\040") in mounts:
         raise OSError("it is mounted as a single file, without its log; mount its folder instead")
     try:
         return lock_file(f"{real}.lock")
@@ -340,15 +340,17 @@ def _lock(path: str) -> int:
 
 
 def _configure(engine: Engine) -> None:
+    log = f"{os.path.realpath(engine.url.database or '')}-wal"
     pragmas = (
         # Required by the budget: an acknowledged commit survives a power failure.
         "synchronous=FULL",
         "fullfsync=ON",  # macOS, whose fsync alone leaves data in the drive's cache
         "foreign_keys=ON",
+        "schema_version",  # reads the file, which creates the log
     )
 
     @event.listens_for(engine, "connect")
-    def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    def connect(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
         # Otherwise the module sqlite3 would start a transaction only at the first write.
         connection.isolation_level = None
         driver = cast(sqlite3.Connection, connection)
@@ -356,6 +358,8 @@ def _configure(engine: Engine) -> None:
         use_wal(driver, _BUSY_S)
         for pragma in pragmas:
             driver.execute(f"PRAGMA {pragma}")
+        # Kept with the connection, because the next connection may create another log.
+        entry.info["log"] = log, os.stat(log)
 
     @event.listens_for(engine, "handle_error")
     def replace_refusing(context: ExceptionContext) -> None:
