@@ -394,7 +394,7 @@ def regex(column: str, pattern: str) -> ScoreFunction:
     # A server chooses the pattern. In Python's `re` it could block a device for hours.
     try:
         text: TypeAdapter[str] = TypeAdapter(Annotated[str, Field(pattern=pattern)])
-    except SchemaError as exc:
+    except SchemaError as exc:  # Its message ends with "error: " or "Error: ", and the cause.
         raise ValueError(f"pattern: {str(exc).rpartition('rror: ')[2]}") from None
 
     def score(generated: str, example: Example) -> Score:

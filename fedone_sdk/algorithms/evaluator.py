@@ -168,9 +168,9 @@ class Evaluator:
         The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n).
         The nugget (`Kernel`) of a new prompt is 0, because no observed loss depends on it.
         """
-        known, kernel, inverse, *_ = self.parts
-        observed = np.arange(len(known))
-        prior = kernel.matrix(np.concatenate([known, self.features.present(prompts)]))
+        present, kernel, inverse, *_ = self.parts
+        observed = np.arange(len(present))
+        prior = kernel.matrix(np.concatenate([present, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
         prior[unknown, unknown] -= kernel.nugget
         # A class has the covariance noise * (prior - gain (seen - unit) gain'), see `Posterior`.

@@ -142,7 +142,9 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
 
 def version_of(model: str | None, fingerprint: str | None) -> str | None:
     """Return the reported model, followed by the ``system_fingerprint`` if there is one."""
-    return f"{model}{SERVED_BY}{fingerprint})" if model and fingerprint else model or None
+    if model and fingerprint:
+        return f"{model}{SERVED_BY}{fingerprint})"
+    return model or None
 
 
 class Completion(BaseModel):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from fnmatch import fnmatchcase as fnmatch
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -380,9 +380,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 names = [entry.get("id"), *(aliases if isinstance(aliases, list) else [])]
                 by_name |= dict.fromkeys(map(str, names), entry)
         # Lists omit suffixes such as ":nitro", and may have patterns such as "openai/*".
-        for name, listed in by_name.items():
-            if name in (self._model, self._model.partition(":")[0]) or fnmatch(self._model, name):
-                return listed
+        names = [self._model, self._model.partition(":")[0]]
+        names += [name for name in by_name if fnmatchcase(self._model, name)]
+        if found := [by_name[name] for name in names if name in by_name]:
+            return found[0]
         if self._host.endswith(".azure.com"):  # Lists models, but requests name deployments.
             return None
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]

@@ -8,7 +8,6 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -105,9 +104,7 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
     """Return per input the log-probabilities or the text; None if the input failed."""
     if query.want != "text":
         return answer.log_probs
-    # The server cuts its own texts too, so that devices and the server compute the same losses.
-    cut = partial(reduce, lambda text, stop: text.partition(stop)[0], query.stop)
-    return tuple(None if text is None else cut(text)[:MAX_WRITTEN_CHARS] for text in answer.texts)
+    return tuple(None if text is None else _cut_at_stop(query, text) for text in answer.texts)
 
 
 def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | None]:
@@ -115,6 +112,13 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
     pairs = zip(queries, answers, strict=True)
     rows = (row for query, answer in pairs for row in rows_of(query, answer))
     return [row if isinstance(row, str) else None for row in rows]
+
+
+def _cut_at_stop(query: Query, text: str) -> str:
+    # The server cuts its own texts too, so that devices and the server compute the same losses.
+    for stop in query.stop:
+        text = text.partition(stop)[0]
+    return text[:MAX_WRITTEN_CHARS]
 
 
 def check_answer(query: Query, answer: Answer) -> None:

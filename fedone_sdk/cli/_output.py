@@ -108,7 +108,8 @@ def check_target(option: str, target: Path | None) -> None:
     real = os.path.realpath(path)
     same = [place for place, file in _named_files() if os.path.realpath(file) == real]
     if len(same) > 1 and not _is_special(path):
-        raise ArgumentError(f"{option}: {target} is also {max(same)}")
+        place = max(same)  # Prefers "named in FILE", which says more.
+        raise ArgumentError(f"{option}: {target} is also {place}")
 
 
 def _named_files() -> Iterator[tuple[str, str]]:

@@ -89,7 +89,8 @@ def init(
         text = _column("--text", text, tables.text_columns(rows, label), columns)
         usable = tables.labelled(rows, text, label)
         parts = tables.split(usable.rows)
-    backend = _backend_of(chosen := _model(model))
+    chosen = _model(model)
+    backend = _backend_of(chosen)
     if backend["kind"] == "openai" and not os.environ.get("OPENAI_API_KEY", "").strip():
         raise ArgumentError(
             f"--model: {chosen!r} is not a file, a folder or a local model "

@@ -42,7 +42,7 @@ def report(
     is_here = not os.path.exists(source) and os.path.isfile(default_store(source))
     stored = is_here or store is not None or server is not None
     if run_path is not None:
-        RunFile.load(run_path)
+        RunFile.load(run_path)  # Imports the user's method, whose code no store contains.
     target = target or Path(f"{source if stored else Path(source).stem}.html")
     check_report("--output", target)
     if stored:
@@ -82,7 +82,7 @@ def export_run(
         form: `run` writes the run as JSON lines; `prompt` writes its prompt as an artefact.
     """
     if run_path is not None:
-        RunFile.load(run_path)
+        RunFile.load(run_path)  # Imports the user's method, whose code no store contains.
     target = target or Path(f"{run_id}.{'prompt.json' if form == 'prompt' else 'run.jsonl'}")
     check_target("--output", target)
     data = _exported(run_id, server, token, store)

@@ -1,4 +1,4 @@
-"""`fedone runs`: show, follow, stop, resume, roll back and export the runs of a server."""
+"""`fedone runs`: list, show, follow, stop, resume, roll back and export the runs of a server."""
 
 from __future__ import annotations
 

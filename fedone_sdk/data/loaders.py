@@ -146,7 +146,7 @@ def _table(path: Path) -> list[_Row]:
                 tables.append(_table_rows(path, _records(path, text, delimiter, quoting)))
             except DataError as exc:
                 problems.append(exc)
-            if tables and delimiter != "\t":
+            if tables and (delimiter != "\t" or "\t" not in first):
                 break
         if tables:  # Two unbalanced quotes would join the lines between them.
             return max(tables, key=len)

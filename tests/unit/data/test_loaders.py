@@ -68,6 +68,10 @@ def test_csv_has_quoting_and_tsv_has_none(
     assert load_examples(write(name, content)) == rows
 
 
+def test_one_column_has_quoting(write: Write) -> None:
+    assert load_examples(write("x.tsv", 'text\n"a"\n"b\nc"\n')) == [{"text": "a"}, {"text": "b\nc"}]
+
+
 def test_parquet(tmp_path: Path, write: Write) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
