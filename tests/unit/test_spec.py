@@ -302,7 +302,7 @@ class TestYaml:
         [
             (b"a: [s3-cret", "is not YAML"),
             (b"a: *s3-cret", "is not YAML: found undefined alias in"),
-            (b"a: !s3-cret x", "is not YAML: could not determine a constructor for the tag in"),
+            (b"a: !s3-cret's x", "is not YAML: could not determine a constructor for the tag in"),
             (b"a: 1\nb: 2\na: 3\n", "key 'a' is repeated in the block at line 1"),
             (b"a: {b: 1, b: 2}\n", "key 'b' is repeated"),
             (b"a: \xff\n", "is not UTF-8 text"),
