@@ -244,7 +244,7 @@ def _place(
             items = schema.get("items_schema", {"type": "any"})
             below = items[min(int(step), len(items) - 1)] if isinstance(items, list) else items
         case _:
-            inner = schema.get("schema")
+            inner = schema.get("schema", schema.get("lax_schema"))
             return None if inner is None else _place(inner, location, definitions)
     place = _place(below, rest, definitions)
     return None if place is None else place._replace(keys=(step, *place.keys))
