@@ -207,7 +207,7 @@ class BackendError(FedOneError):
 
     @property
     def private(self) -> dict[str, Any]:
-        """The fields that `summary` omits, as keyword arguments of another error."""
+        """The fields that `summary` omits, as arguments for an error that replaces this one."""
         return {"url": self.url, "key_env": self.key_env, "said": self.said}
 
 

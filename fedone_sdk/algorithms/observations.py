@@ -1,6 +1,7 @@
 """The observed losses of a search: prompts and their losses, per mini-batch.
 
-Shapes: P prompts of n positions, E losses, J mini-batches, K classes (groups), C labels.
+Shapes: P prompts of n positions, E losses, J mini-batches, K groups of examples (see
+`ClassLosses`), C labels.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Observations:
         prompts: Shape (P, n), int64.
         rows: The row in `prompts` that each loss belongs to, shape (E,), int64.
         batches: The mini-batch of each loss, shape (E,), int64, ascending.
-        means: Per loss, the numbers of `ClassLosses.means`, shape (E, K, 2 + C), float32.
+        means: Loss and derivatives, as in `ClassLosses.means`, shape (E, K, 2 + C), float32.
         scored_at: The label bias that each loss was scored with, nats, shape (E, C), float32.
         examples: The number of examples of each group and mini-batch, shape (J, K), int64.
         targets: The shares of the labels among these examples, shape (J, K, C), float32.
@@ -344,8 +345,9 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 def clusters(memory: Memory, position: int) -> Counter[int]:
     """Return the number of clients for which each candidate of a position is best.
 
-    For a client, the deployable prompt's candidate is best unless another is clearly better: both
-    were scored on two or more of its mini-batches, and the mean gain exceeds the standard error.
+    A client's best candidate is that of the deployable prompt, unless another is clearly better.
+    Clearly better means that both were scored on at least two of the client's mini-batches, and
+    that the mean gain exceeds its standard error.
     """
     if not memory:
         return Counter()

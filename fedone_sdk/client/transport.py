@@ -25,7 +25,7 @@ from fedone_sdk.errors import ArgumentError, system_errors
 
 
 def server_url(text: str) -> URL:
-    """Parse the base URL of an aggregator; all spellings of a URL have one result."""
+    """Return the base URL of an aggregator in one form: different spellings give equal results."""
     url = _http_url(text)
     if url is None:
         raise ArgumentError(f"server: {text!r} is not an http(s) URL")
