@@ -444,7 +444,7 @@ class Service:
             if change.resumed:
                 companion.on_started()
         if change.resumed:
-            self._models.reset()  # Perhaps another replica has checked the model.
+            self._models.reset()  # Another replica may have found that the model works again.
             self.dispatcher.wake()
         for listener in self.listeners:
             listener(run, change)

@@ -136,7 +136,7 @@ class Billing:
 
 
 def with_usage(error: Exception, usage: Usage | None) -> Exception:
-    """Return a copy of a backend's error with another usage; another error is returned itself."""
+    """Return a copy of a `BackendError` with this usage; other errors are returned unchanged."""
     if not isinstance(error, BackendError):
         return error
     # A copy, because the error may be shared with other callers, or raised again.

@@ -384,7 +384,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         names += [name for name in by_name if fnmatchcase(self._model, name)]
         if found := [by_name[name] for name in names if name in by_name]:
             return found[0]
-        if self._host.endswith(".azure.com"):  # Lists models, but requests name deployments.
+        if self._host.endswith(".azure.com"):  # Azure lists models, but requests name deployments.
             return None
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]
         exist = f"; models that exist: {', '.join(near)}" if near else ""

@@ -117,7 +117,7 @@ class DeviceState:
     _locks: ClassVar[dict[Path, tuple[int, WeakSet[DeviceState]]]] = {}
     """For each file, the descriptor of its lock, and the objects of this process that use it."""
     _users: ClassVar[WeakValueDictionary[tuple[Path, str], DeviceState]] = WeakValueDictionary()
-    """For each file and server, the object that works; another one would do the same work."""
+    """For each file and server, the object in use; a second one would do the same work."""
 
     def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
         self._db: sqlite3.Connection | None = None
@@ -341,7 +341,7 @@ class DeviceState:
 
 
 def _forget_locks() -> None:
-    """Let a forked child lock its files itself; the parent's locks stay."""
+    """Make a forked child process lock its files itself; the parent keeps its locks."""
     for descriptor, _ in DeviceState._locks.values():
         os.close(descriptor)
     DeviceState._locks.clear()

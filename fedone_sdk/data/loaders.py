@@ -23,7 +23,7 @@ _UNKNOWN = "neither UTF-8 nor Windows-1252 text; save the file as UTF-8"
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
 
 _MISFITS = {"none": re.compile(r'".+"', re.DOTALL), "doubled": re.compile(r' +"[^"]*"')}
-"""By format of cells: cells that another format reads better."""
+"""For a format of cells, a pattern: a cell that matches it shows that the file has another."""
 
 _Row = dict[str, Any]
 _Rows = Generator[_Row]
@@ -37,10 +37,11 @@ def load_examples(
     """Read labelled rows.
 
     The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252. The
-    delimiter is a comma, semicolon, tab or vertical bar. The format of cells is the first in which
-    every record has as many cells as the header: quotes as in RFC 4180, quotes after spaces,
-    escaped quotes, no quotes; for tabs, it is the one with the most records. Without a header,
-    columns are called ``column1`` ... Empty cells after the last named column are dropped.
+    delimiter is a comma, semicolon, tab or vertical bar. These formats of cells are tried:
+    quotes as in RFC 4180, quotes after spaces, escaped quotes, no quotes. The first in which every
+    record has as many cells as the header is used. If the delimiter is a tab, the format with the
+    most records is used. Without a header, columns are called ``column1`` ... Empty cells after the
+    last named column are dropped.
 
     Args:
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or

@@ -197,7 +197,7 @@ async def openapi(context: RequestContext) -> web.Response:
 
 @machine("GET /device.openapi.json", "public", dict[str, Any])
 async def device_openapi(context: RequestContext) -> web.Response:
-    """Return the description of the routes for devices, for generators of clients."""
+    """Return the OpenAPI document of the device routes; tools can generate clients from it."""
     return web.Response(
         body=context.request.app[DOCUMENTS][context.request.path], content_type=JSON
     )

@@ -67,7 +67,8 @@ def lease_cost(
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
     if seat.reflects and answered and not proposed and queries <= seat.num_queries:
-        lease = lease.beyond(machine.worst_query)  # which may have risen since the claim
+        # The bound may have risen since the claim; `beyond` then returns no negative amount.
+        lease = lease.beyond(machine.worst_query)
     metered = seat.used + seat.max_pending
     has_gateway = machine.gateway_model is not None
     trusted = machine.spec.participation.own_models == "trusted"
@@ -229,7 +230,10 @@ def reserve_evaluation(
     worst: Usage,
     billed: bool = False,
 ) -> Result[None]:
-    """Reserve a bound on the cost of an evaluation or another model, or a `billed` excess."""
+    """Reserve the upper bound `worst` on the cost of an evaluation, or of another model's call.
+
+    With `billed`, `worst` is the part of a bill beyond its bound, and may exceed a cap.
+    """
     if lease_id in state.evaluation.leases:
         return Result(state=state)  # An earlier attempt was stored.
     add = Account.raise_lease if billed else Account.add
@@ -255,7 +259,7 @@ def settle_evaluation(
 ) -> Result[None]:
     """Charge the cost of an evaluation, or of a call of the model in `role`."""
     if lease_id not in state.evaluation.leases:
-        return Result(state=state)  # It is settled, or was charged in full with a lost replica.
+        return Result(state=state)  # Settled, or charged in full for a lost replica.
     account = state.account.settle(lease_id, used.without_queries())
     evaluation = state.evaluation.settle(lease_id, used)
     if role == "proposer":
