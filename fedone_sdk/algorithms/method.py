@@ -190,7 +190,7 @@ class Algorithm(Protocol):
         """Return whether the method has converged, so that further rounds change nothing."""
 
     def search_on(self, state: State) -> State:
-        """Return the state for further asks, if a raised cap allows more asks than planned."""
+        """Return the state from which a search continues after a cap was raised."""
 
     def wanted(self, state: State) -> int:
         """Return the preferred number of prompts of the next ask, at most I."""

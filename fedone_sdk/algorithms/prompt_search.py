@@ -50,6 +50,9 @@ _REDRAWS = 8
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""
 
+# Indices into `progress`.
+_ASKS, _HALVING_START = range(2)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSearch(ABC):
@@ -166,7 +169,7 @@ class PromptSearch(ABC):
             "hyperparameters": np.array(variances),
             "progress": progress,
         }
-        alpha = self._alpha(known, int(progress[0]))
+        alpha = self._alpha(known, int(progress[_ASKS]))
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
@@ -219,7 +222,7 @@ class PromptSearch(ABC):
         """Return the state with the halving cancelled, so that new prompts are made again."""
         if not self._is_halving(state):
             return state
-        asks = self._progress(state)[0]
+        asks = self._progress(state)[_ASKS]
         return state.evolve(memory={**state.memory, "progress": np.array([asks, -1.0])})
 
     # Hooks that subclasses override
@@ -380,7 +383,7 @@ class PromptSearch(ABC):
         progress: Any = state.memory.get("progress")
         if progress is None:
             return np.array([0.0, -1.0])
-        if progress.shape != (2,) or np.isnan(progress).any() or progress[0] < 0:
+        if progress.shape != (2,) or np.isnan(progress).any() or progress[_ASKS] < 0:
             raise ValueError("progress must be two numbers")
         return np.array(progress, dtype=np.float64)
 
@@ -393,7 +396,7 @@ class PromptSearch(ABC):
         return np.array([asks, halving_start])
 
     def _is_halving(self, state: State) -> bool:
-        return bool(self._progress(state)[1] >= 0)
+        return bool(self._progress(state)[_HALVING_START] >= 0)
 
     def _finalists(self, state: State, observed: Observations) -> Ints:
         """Return the prompts of the current stage, half as many as in the stage before."""

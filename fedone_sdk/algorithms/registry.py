@@ -284,7 +284,7 @@ class OwnAlgorithm(PlainAlgorithm):
             return bool(self._method.finished(state))
 
     def search_on(self, state: State) -> State:
-        """Return the state for further asks, if a raised cap allows them."""
+        """Return the state from which the search continues after a cap was raised."""
         with self._errors_of("search_on"):
             return self._method.search_on(state)
 

@@ -29,7 +29,7 @@ _FIRST_PROBS = 256
 that are not among them. A request for all tokens would take 10 microseconds per token."""
 
 _SAMPLED_BIAS, _SHOWN_BIAS = 104.0, 64.0
-"""Biases (nats) above all differences of logits: the sampled token, and other tokens to show."""
+"""Biases of the sampled token and of other tokens to show, nats; no logits differ by so much."""
 
 _STRING, _ARRAY = 8, 9
 # Formats of `struct`, indexed by GGUF's type number; empty for strings and arrays.

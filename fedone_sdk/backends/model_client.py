@@ -250,7 +250,9 @@ def metered(backend: LLMBackend) -> LLMBackend:
     """
     if backend.metered:
         return backend
-    client: ModelClient = vars(backend).setdefault("_metered_client", ModelClient(backend))
+    client: ModelClient | None = vars(backend).get("_metered_client")
+    if client is None:
+        client = vars(backend)["_metered_client"] = ModelClient(backend)
     client._copy_attributes()
     return client
 

@@ -71,7 +71,7 @@ class Refusals:
 
     @property
     def unsure(self) -> bool:
-        """Whether the model may refuse all inputs of some form; requests are then sent alone."""
+        """Whether a form may always be refused; requests are then sent one at a time."""
         return any(form.unsure for form in self._forms.values())
 
     def admit(self, query: Query) -> None:

@@ -113,7 +113,7 @@ def check_target(option: str, target: Path | None) -> None:
 
 
 def _named_files() -> Iterator[tuple[str, str]]:
-    """Yield the files that the arguments name, also in YAML files, and where each is named."""
+    """Yield each file that an argument, or a YAML file among them, names, and where it is named."""
     import yaml
 
     for word in sys.argv[1:]:

@@ -198,7 +198,8 @@ def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
 
 def _print(output: Output, results: Results) -> None:
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
-    output.table(results.table[0], results.table[1:])
+    header, *rows = results.table
+    output.table(header, rows)
     for standing in results.standings:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)

@@ -41,8 +41,7 @@ def report(
     """
     is_here = not os.path.exists(source) and os.path.isfile(default_store(source))
     stored = is_here or store is not None or server is not None
-    if run_path is not None:
-        RunFile.load(run_path)  # Imports the user's method, whose code no store contains.
+    _load_own(run_path)
     target = target or Path(f"{source if stored else Path(source).stem}.html")
     check_report("--output", target)
     if stored:
@@ -81,8 +80,7 @@ def export_run(
         target (FILE): The file to write. Default: RUN_ID.run.jsonl or RUN_ID.prompt.json.
         form: `run` writes the run as JSON lines; `prompt` writes its prompt as an artefact.
     """
-    if run_path is not None:
-        RunFile.load(run_path)  # Imports the user's method, whose code no store contains.
+    _load_own(run_path)
     target = target or Path(f"{run_id}.{'prompt.json' if form == 'prompt' else 'run.jsonl'}")
     check_target("--output", target)
     data = _exported(run_id, server, token, store)
@@ -93,6 +91,12 @@ def export_run(
     else:
         write_file("--output", target, data, mode=0o600)
         typer.echo(f"{target}: run {run_id}, {size_text(len(data))}")
+
+
+def _load_own(run_path: Path | None) -> None:
+    """Import the user's method that a RUN.yaml names; no store contains its code."""
+    if run_path is not None:
+        RunFile.load(run_path)
 
 
 def stored_run(

@@ -38,7 +38,7 @@ _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
 """Failures that would recur in all work of the run, so that the device declines the whole run."""
 
 _FOREIGN = ("json_invalid", "missing", "model_type")
-"""Types of Pydantic's errors in answers from others than an aggregator, such as a login page."""
+"""Types of Pydantic's errors if an answer is not an aggregator's, but for example a login page."""
 
 _NOT_DECLINED = (
     "assignment_expired",

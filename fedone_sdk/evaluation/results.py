@@ -255,8 +255,10 @@ class Results:
         }
 
     def _side(self, estimate: Interval) -> str:
-        better = "less" if self.judged == "loss" else "more"
-        return {"open": "open", better: "better"}.get(estimate.verdict, "worse")
+        if estimate.verdict == "open":
+            return "open"
+        more_is_better = self.judged != "loss"
+        return "better" if (estimate.verdict == "more") is more_is_better else "worse"
 
 
 def results_of(
@@ -307,8 +309,10 @@ def results_of(
 
 
 def _reached(record: TrialRecord, target: float, *, lower: bool) -> int | None:
-    sign = 1 if lower else -1
-    return next((p.queries for p in record.curve if sign * p.metric <= sign * target), None)
+    for point in record.curve:
+        if (point.metric <= target) if lower else (point.metric >= target):
+            return point.queries
+    return None
 
 
 def _names(names: Sequence[str]) -> str:

@@ -380,7 +380,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer; for a loss, it is the labels' shares."""
+    """Return the outcomes of the best constant answer: a label, or (for a loss) label shares."""
     targets = after.targets
     if not targets:
         return None

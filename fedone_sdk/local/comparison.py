@@ -187,7 +187,8 @@ def contests(
             spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in federations:
-                with nullcontext() if seed == seeds[0] else capture_logs():  # the same warnings
+                # Other seeds would repeat the warnings of the first.
+                with nullcontext() if seed == seeds[0] else capture_logs():
                     federations[key] = Federation.load(spec, folder)
             if isinstance(federations[key].score, Judge):
                 raise SpecError("task.score: fedone compare does not support a judge")

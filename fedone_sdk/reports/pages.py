@@ -173,12 +173,13 @@ _MARKERS = "osD^vPX*"
 
 def comparison_html(results: Results, command: str | None = None) -> str:
     """Return the report of a comparison as one HTML page."""
+    header, *rows = results.table
     return _page(
         "comparison.html.j2",
         [comparison_svg(results)] if any(one.trials for one in results.standings) else (),
         results=results,
-        header=results.table[0],
-        rows=results.table[1:],
+        header=header,
+        rows=rows,
         command=command,
     )
 

@@ -150,7 +150,7 @@ class RequestContext:
     def set_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> None:
-        """Set the run that counts the traffic (`traffic_run`), unless the caller may not see it."""
+        """Set the run for which traffic is counted (`traffic_run`), if the caller may see it."""
         run = self.service.work.traffic_run(run_id=run_id, work=work)
         if run is None or self.caller is None or self.may_see(run.run_id):
             self._set_run(run)

@@ -51,7 +51,8 @@ class CallBudget:
     others find its reservations by this prefix and charge them.
 
     Args:
-        reserve: Reserves an amount, with the arguments and errors of `reserve_evaluation`.
+        reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`. The
+            flag says whether the amount is billed already (see `reserve_evaluation`).
 
     Attributes:
         spent: The amount spent. Requests that are pending, or have an unknown outcome, count with
@@ -60,7 +61,9 @@ class CallBudget:
         refusal: The error of a refused reservation of a retry, or None.
     """
 
-    def __init__(self, run: ServedRun, reserve: Callable[..., Awaitable[object]]) -> None:
+    def __init__(
+        self, run: ServedRun, reserve: Callable[[str, Usage, bool], Awaitable[object]]
+    ) -> None:
         self.spent = self.granted = NOTHING
         self.refusal: errors.ProblemError | None = None
         self._run = run
@@ -87,14 +90,14 @@ class CallBudget:
         await self.grant(worst + query_count)
         return [replace(query, payer=self) for query in queries]
 
-    async def grant(self, worst: Usage, **billed: bool) -> None:
+    async def grant(self, worst: Usage, *, billed: bool = False) -> None:
         """Reserve the amount `worst`, or raise why it is refused."""
         reservation_id = f"{self._run.replica}/{uuid.uuid4().hex}"
         # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
         self._reservations[reservation_id] = None
         try:
-            await self._reserve(lease_id=reservation_id, worst=worst, **billed)
+            await self._reserve(reservation_id, worst, billed)
         except BaseException as exc:
             self.granted -= worst
             if isinstance(exc, errors.ProblemError):
@@ -155,10 +158,12 @@ async def query_as_evaluation(
         BudgetExhausted: The backend has a budget of its own, which is exhausted.
         ProblemError: The run's caps do not cover the queries or a retry.
     """
-    call = CallBudget(
-        run,
-        lambda **lease: run.wait_for_store(partial(run.apply, reserve_evaluation, **lease)),
-    )
+
+    async def reserve(lease_id: str, worst: Usage, billed: bool) -> None:
+        apply = partial(run.apply, reserve_evaluation, lease_id=lease_id, worst=worst)
+        await run.wait_for_store(partial(apply, billed=billed))
+
+    call = CallBudget(run, reserve)
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if role is None else NOTHING
     sent = NOTHING

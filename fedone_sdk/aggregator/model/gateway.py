@@ -197,11 +197,11 @@ class ModelGateway:
         run, assignment_id = work.run, message.assignment_id
         call_budget = CallBudget(
             run,
-            lambda lease_id, worst: run.apply(
+            lambda reservation_id, worst, _: run.apply(
                 spending.reserve_call,
                 assignment_id=assignment_id,
                 call=call,
-                reservation_id=lease_id,
+                reservation_id=reservation_id,
                 worst=worst,
             ),
         )

@@ -57,8 +57,7 @@ class Change:
         after = result.state
         lines = dict(result.log)
         return replace(
-            cls.reload(before, after),
-            reloaded=False,
+            cls._between(before, after),
             offered=offers(before, after),
             closed=result.closed,
             finished=result.finished,
@@ -70,14 +69,19 @@ class Change:
     @classmethod
     def reload(cls, before: RunState, after: RunState) -> Self:
         """Return the change from the state `before` to the stored state `after`."""
+        return replace(cls._between(before, after), reloaded=True)
+
+    @classmethod
+    def _between(cls, before: RunState, after: RunState) -> Self:
+        """Return the fields that depend only on the two states."""
         ended = not after.running and _phase(before) != _phase(after)
-        return cls(reloaded=True, ended=ended, resumed=after.running and not before.running)
+        return cls(ended=ended, resumed=after.running and not before.running)
 
     @property
     def affects_rounds(self) -> bool:
         """Whether the change may have added, changed or removed rounds, or ended the run."""
-        rounds = self.finished is not None or self.back_to is not None
-        return rounds or self.measured or self.ended or self.reloaded
+        has_other_rounds = self.finished is not None or self.back_to is not None
+        return has_other_rounds or self.measured or self.ended or self.reloaded
 
     def signal(self, run_id: str, version: int, state: RunState) -> str:
         """Return the signal that tells other replicas about the change."""

@@ -444,7 +444,7 @@ def _replace_connections(context: ExceptionContext) -> None:
     For example, a server that became a standby in a failover refuses writes.
     """
     code = getattr(context.original_exception, "sqlstate", None)
-    context.is_disconnect = context.is_disconnect or code == "25006"
+    context.is_disconnect = context.is_disconnect or code == _READ_ONLY
 
 
 def _is_database_error(error: BaseException) -> bool:
@@ -477,6 +477,8 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, broken) or code.startswith(_TRANSIENT)
 
 
+# Error code of a write in a read-only transaction.
+_READ_ONLY = "25006"
 # Codes of broken connections, serialization and deadlock, too many connections, shutdown, start.
 _TRANSIENT = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
 _RETRYING = AsyncRetrying(

@@ -240,7 +240,7 @@ class Run:
         self.most, self.asked = most, NOTHING
         return purse
 
-    async def more(self, lease_id: str, worst: Usage) -> None:
+    async def more(self, lease_id: str, worst: Usage, billed: bool) -> None:
         await asyncio.sleep(0)
         if (self.asked + worst).requests > self.most:
             raise ProblemError("lease_exhausted", "no more requests")
@@ -301,7 +301,7 @@ async def test_a_refusal_is_remembered_and_costs_nothing() -> None:
 async def test_a_failure_to_ask_for_more_leaves_no_reservation(
     failure: type[BaseException],
 ) -> None:
-    async def more(lease_id: str, worst: Usage) -> None:
+    async def more(lease_id: str, worst: Usage, billed: bool) -> None:
         raise failure
 
     run: Any = Run()
@@ -328,7 +328,7 @@ async def test_each_reservation_has_its_own_id_and_covers_only_itself() -> None:
     run: Any = Run()
     reserved: list[str] = []
 
-    async def reserve(lease_id: str, worst: Usage) -> None:
+    async def reserve(lease_id: str, worst: Usage, billed: bool) -> None:
         reserved.append(lease_id)
 
     purse = CallBudget(run, reserve)
@@ -351,7 +351,7 @@ async def test_refused_reservations_cover_nothing_and_unknown_ones_are_returned(
         FedOneError("the store went away"),
     ]
 
-    async def reserve(lease_id: str, worst: Usage) -> None:
+    async def reserve(lease_id: str, worst: Usage, billed: bool) -> None:
         asked.append(lease_id)
         if (failure := failures.pop(0)) is not None:
             raise failure

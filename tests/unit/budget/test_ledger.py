@@ -61,7 +61,7 @@ def test_calls_that_wait_together_share_a_transaction(
         ]
         futures += [
             ledger.submit(lambda inner: inner.settle("7", ONE)),
-            ledger.submit(lambda inner: inner.settle("nobody", NOTHING)),
+            ledger.submit(lambda inner: inner.settle("unknown", NOTHING)),
             ledger.submit(lambda inner: inner.settle("8", NOTHING)),
             ledger.submit(lambda inner: inner.settle("9", NOTHING)),
             ledger.submit(lambda inner: inner.reserve("9", ONE * 2, cap)),
